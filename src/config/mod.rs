@@ -1,0 +1,4 @@
+//! YAML -> typed, validated configuration; experiment -> arms; arm parity.
+mod types;
+
+pub use types::*;

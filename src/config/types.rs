@@ -1,0 +1,242 @@
+//! The typed recipe: what one YAML file in `configs/` says, field by field.
+//!
+//! Every struct refuses unknown keys. Paths are absolute once loaded (resolved against the file that names them).
+//! Nothing here has behaviour beyond derived facts; loading and validation live in the sibling modules.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// One resolved configuration: all that a run depends on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Which token layout and objective.
+    pub family: Family,
+    pub data: DataConfig,
+    pub codec: CodecConfig,
+    pub text: TextConfig,
+    pub model: ModelConfig,
+    pub flow: FlowConfig,
+    pub train: TrainConfig,
+    pub validation: ValidationConfig,
+    /// `auto` takes a GPU if the binary has CUDA support and one is there.
+    #[serde(default)]
+    pub device: DeviceChoice,
+}
+
+/// The model families on the shared trunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Family {
+    /// X-WAM: one clip a sample, bidirectional attention over [video | actions | proprio].
+    Xwam,
+}
+
+/// Where to compute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceChoice {
+    #[default]
+    Auto,
+    Cpu,
+}
+
+/// The dataset and how clips are cut from it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Root of a LeRobot v2.1 dataset.
+    pub dataset: PathBuf,
+    /// Video feature keys, in the order of the model's view embedding.
+    pub views: Vec<String>,
+    /// The view that decides the experiment; one of `views`.
+    pub wrist_view: String,
+    /// Frames a clip has (9: one latent frame alone, then groups of four).
+    pub frames: usize,
+    /// Source frames between two frames of a clip.
+    pub frame_skip: usize,
+    /// Clips start at multiples of this many source frames.
+    pub clip_stride: usize,
+    /// Episodes held out for validation; all others train.
+    pub validation_episodes: Vec<usize>,
+    /// How state and action columns fill the first arm of the 16 proprio and 14 action dims.
+    pub robot: RobotLayout,
+}
+
+/// Columns of `observation.state` and `action` for a one-arm robot (x-wam proprio: xyz, quaternion wxyz, gripper).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RobotLayout {
+    /// First of the three position columns (metres) in `observation.state`.
+    pub state_position: usize,
+    /// First of the four quaternion columns, order xyzw.
+    pub state_quaternion_xyzw: usize,
+    /// One column, or two whose difference (first - second) is the opening in metres.
+    pub state_gripper: Vec<usize>,
+    /// First of the seven action columns: delta xyz, delta axis-angle, gripper.
+    pub action: usize,
+}
+
+/// Pixels <-> latents.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, tag = "kind", rename_all = "snake_case")]
+pub enum CodecConfig {
+    /// PCA of space-time patches with the geometry of the Wan2.2 VAE. `path` is fitted at first use if absent.
+    Linear { path: PathBuf },
+    /// The Wan2.2 VAE; its weights come from disk.
+    WanVae { path: PathBuf },
+}
+
+/// Prompts -> [text_len, text_dim].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, tag = "kind", rename_all = "snake_case")]
+pub enum TextConfig {
+    /// A fixed pseudo-random vector a word, by the word's hash: enough to tell a handful of prompts apart.
+    HashedWords,
+    /// UMT5 embeddings computed beforehand: safetensors, one tensor [tokens, text_dim] a prompt, named by the prompt.
+    Embeddings { path: PathBuf },
+}
+
+/// Sizes of the diffusion transformer. Names follow Wan2.2's config.json.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Width D of the residual stream.
+    pub dim: usize,
+    pub ffn_dim: usize,
+    pub num_heads: usize,
+    pub num_layers: usize,
+    /// Latent channels in (48 for the Wan2.2 VAE and the linear codec).
+    pub in_dim: usize,
+    pub out_dim: usize,
+    /// (time, height, width) of a patch in latent cells.
+    pub patch_size: [usize; 3],
+    pub num_views: usize,
+    pub action_dim: usize,
+    /// Actions for each interval between two frames of a clip.
+    pub action_num: usize,
+    pub proprio_dim: usize,
+    /// Width of the timestep sinusoid.
+    pub freq_dim: usize,
+    pub text_dim: usize,
+    pub text_len: usize,
+    pub eps: f64,
+    /// The ablated branch.
+    pub geometry: GeometryConfig,
+}
+
+/// The zero-initialised cross-attention to cached geometry tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GeometryConfig {
+    /// Off: the branch is not built and the checkpoint has no keys of it.
+    pub enabled: bool,
+    /// Blocks whose input gets the branch.
+    pub layers: Vec<usize>,
+    /// Width D_g of a cached token.
+    pub token_dim: usize,
+    /// Token grid (rows, columns) of one source view.
+    pub grid: [usize; 2],
+    /// Source views in the cache, jointly encoded.
+    pub source_views: usize,
+    /// Seed of the branch's own initial weights.
+    pub seed: u64,
+}
+
+/// Flow matching (rectified flow, velocity target).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowConfig {
+    /// s in t = s u / (1 + (s - 1) u).
+    pub time_shifting: f64,
+    pub train_timesteps: usize,
+    /// Probability that a sample gets its actions and proprio clean (no loss on them).
+    pub clean_action_ratio: f64,
+    pub action_loss_weight: f64,
+    pub proprio_loss_weight: f64,
+    /// Probability that a sample's prompt is replaced by the empty one.
+    pub text_dropout: f64,
+}
+
+/// The optimisation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Seeds every random draw of the run.
+    pub seed: u64,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Clips a micro-step.
+    pub batch_size: usize,
+    /// Micro-steps an optimizer step.
+    pub accumulate: usize,
+    pub lr: f64,
+    pub warmup_steps: u64,
+    pub weight_decay: f64,
+    pub betas: [f64; 2],
+    pub adam_eps: f64,
+    /// Global gradient norm above which gradients are scaled down.
+    pub clip_norm: f64,
+    /// Optimizer steps between two checkpoints.
+    pub save_every: u64,
+    /// Complete checkpoints kept.
+    pub keep_last: usize,
+    /// Recompute each block in the backward pass instead of keeping its intermediates.
+    pub recompute: bool,
+}
+
+/// When and how held-out clips are sampled and measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ValidationConfig {
+    /// Optimizer steps between two validations; step 0 and the last step are always validated.
+    pub every: u64,
+    /// Clips measured, spread evenly over the held-out clip list.
+    pub clips: usize,
+    /// Sampler steps of the video.
+    pub sample_steps: usize,
+    /// Sampler steps of action and proprio (they finish first).
+    pub action_steps: usize,
+    /// Pictures kept for the console and the strips.
+    pub strips: usize,
+}
+
+/// One experiment: a base recipe, arms that differ in declared fields, one decision rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExperimentFile {
+    pub name: String,
+    /// What is asked, in one sentence.
+    pub question: String,
+    /// Recipe file, relative to this file.
+    pub base: PathBuf,
+    /// Dotted fields in which the arms differ, all of them and no other.
+    pub ablated: Vec<String>,
+    pub decision: DecisionRule,
+    pub arms: Vec<ArmFile>,
+}
+
+/// One arm's overrides.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArmFile {
+    pub name: String,
+    /// Dotted field -> value.
+    #[serde(default)]
+    pub set: serde_yaml::Mapping,
+}
+
+/// The rule fixed beforehand.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecisionRule {
+    /// The arm that is the reference, and the arm that must beat it.
+    pub baseline: String,
+    pub candidate: String,
+    /// Only `wrist_lpips` decides.
+    pub metric: String,
+    /// Two-sided confidence of the bootstrap interval, e.g. 0.95.
+    pub confidence: f64,
+    /// Bootstrap resamples.
+    pub resamples: usize,
+}

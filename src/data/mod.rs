@@ -1,0 +1,1 @@
+//! Reading robot episodes: LeRobot metadata, parquet columns, video windows, geometry tokens -> clips.

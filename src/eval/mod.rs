@@ -1,0 +1,1 @@
+//! Metrics of predicted video and pose, and the verdict over an experiment.

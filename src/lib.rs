@@ -1,0 +1,14 @@
+//! `lbva-tui`: a terminal console over an embedded training engine for video-action world models.
+//!
+//! Data flows one way: [`config`] -> [`data`] (+ [`codec`]) -> [`model`] over [`ops`] inside [`train`] -> [`eval`]
+//! -> [`runlog`] -> [`console`]. [`control`] starts and stops worker processes and reads only the run directory.
+//! The trainer and the console meet nowhere else. `docs/architecture.md` has the rooms and their invariants.
+
+pub mod codec;
+pub mod config;
+pub mod data;
+pub mod error;
+pub mod eval;
+pub mod runlog;
+
+pub use error::{Error, Exit, Result};

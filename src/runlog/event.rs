@@ -1,0 +1,171 @@
+//! The typed events of `attempts/NNNN/events.jsonl`: what a worker says while it trains, one JSON object a line.
+//!
+//! This is the only channel from the trainer to anything that shows it. A line is `{"v":1,"time_ms":...,"event":"step",...}`;
+//! readers skip kinds and fields they do not know, so an older console can watch a newer worker.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the line format.
+pub const EVENT_VERSION: u32 = 1;
+
+/// One line of the event log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventLine {
+    pub v: u32,
+    /// Unix time in milliseconds, by the writer's clock.
+    pub time_ms: u64,
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// First line of every attempt.
+    AttemptStarted(AttemptStarted),
+    /// Work before, between and after the steps, with its progress.
+    Phase { phase: Phase, done: u64, total: u64 },
+    /// One optimizer step is complete.
+    Step(StepEvent),
+    /// One validation point is complete; its clips are in `validation/step-NNNNNNNN/metrics.jsonl`.
+    Validation(ValidationEvent),
+    /// A checkpoint is durable.
+    Checkpoint { step: u64, bytes: u64, ms: f64 },
+    /// A note for people: a finding, a warning, a setting.
+    Message { level: Level, text: String },
+    /// A signal or a stop file was seen; the worker will save and leave.
+    StopRequested { by: String },
+    /// Last line of an attempt that ended by itself.
+    AttemptEnded { outcome: Outcome, step: u64, exit_code: u8, reason: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttemptStarted {
+    pub attempt: u32,
+    pub arm: String,
+    pub pid: u32,
+    pub host: String,
+    /// Completed optimizer steps at the start: 0, or those of the checkpoint resumed from.
+    pub start_step: u64,
+    pub total_steps: u64,
+    pub save_every: u64,
+    pub validate_every: u64,
+    pub parameters: u64,
+    /// `cpu`, `cuda:0`, ...
+    pub device: String,
+    pub threads: usize,
+}
+
+/// What a worker does when it is not stepping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    LoadingData,
+    FittingCodec,
+    CachingLatents,
+    BuildingModel,
+    Resuming,
+    Training,
+    Validating,
+    Saving,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepEvent {
+    /// Completed optimizer steps, this one included (the first step is 1).
+    pub step: u64,
+    /// Weighted sum of the parts.
+    pub loss: f64,
+    pub loss_video: f64,
+    pub loss_action: f64,
+    pub loss_proprio: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    pub lr: f64,
+    /// Wall time of the whole step, and the share of it spent waiting for data.
+    pub step_ms: f64,
+    pub data_ms: f64,
+    /// Share of the tokens computed that are padding, 0..=1.
+    pub padding_waste: f64,
+    /// Tokens through the trunk in this step.
+    pub tokens: u64,
+    pub memory: Memory,
+    /// Norm of the geometry branch's output projections; absent without a branch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch_norm: Option<f64>,
+}
+
+/// Memory in use, and what was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    pub kind: MemoryKind,
+    pub bytes: u64,
+    pub peak_bytes: u64,
+    /// Of the device or the machine.
+    pub total_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryKind {
+    /// This process's share of a GPU's memory.
+    Gpu,
+    /// Resident set of the process.
+    Rss,
+}
+
+/// Means over the validation clips.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ValidationEvent {
+    pub step: u64,
+    pub clips: u64,
+    /// Lower is better; decides.
+    pub wrist_lpips: f64,
+    /// dB, higher is better.
+    pub wrist_psnr: f64,
+    /// Higher is better.
+    pub wrist_ssim: f64,
+    /// Position error in normalised coordinates, and in metres.
+    pub trans_l2_norm: f64,
+    pub trans_l2_m: f64,
+    pub rot_deg: f64,
+    /// The codec's own ceiling on the same frames: encode and decode the truth.
+    pub ceiling_lpips: f64,
+    pub ceiling_psnr: f64,
+    pub ms: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    Info,
+    Warning,
+    Error,
+}
+
+/// How a run or an attempt ended, in its own words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// All steps done.
+    Finished,
+    /// Left early with a durable checkpoint.
+    Stopped,
+    Failed,
+}
+
+/// One clip of a validation point: a line of `validation/step-NNNNNNNN/metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClipMetrics {
+    /// `episode_000012@32`: episode and first source frame.
+    pub clip: String,
+    pub wrist_lpips: f64,
+    pub wrist_psnr: f64,
+    pub wrist_ssim: f64,
+    pub trans_l2_norm: f64,
+    pub trans_l2_m: f64,
+    pub rot_deg: f64,
+    pub ceiling_lpips: f64,
+    pub ceiling_psnr: f64,
+}

@@ -1,0 +1,145 @@
+//! What a run directory says, as plain values: the read side of the run log, and all that the console knows of a run.
+//!
+//! Pure data. `reader` fills it from files; tests and benchmarks build it by hand.
+
+use super::event::{AttemptStarted, Level, Memory, Outcome, Phase, StepEvent, ValidationEvent};
+use std::path::PathBuf;
+
+/// One run (an arm being trained, over any number of attempts).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunView {
+    /// Arm name: the folder's name.
+    pub arm: String,
+    pub directory: PathBuf,
+    pub attempts: Vec<AttemptView>,
+    pub series: Series,
+    pub validations: Vec<ValidationPoint>,
+    /// Latest checkpoint that is complete.
+    pub last_save: Option<SaveView>,
+    /// Newest last, bounded.
+    pub log: Vec<LogLine>,
+    /// Work between steps: the latest phase and its progress, until the next step.
+    pub phase: Option<PhaseView>,
+    pub last_step: Option<StepEvent>,
+    /// Unix ms of the newest event of any kind.
+    pub last_event_ms: Option<u64>,
+    /// Lines inside the log (not its torn tail) that were no valid events.
+    pub bad_lines: u64,
+    /// Written by the program at its end.
+    pub outcome: Option<OutcomeView>,
+    /// Is the worker of the newest attempt alive, as far as this machine can tell.
+    pub liveness: Liveness,
+    /// A stop request file lies in `control/`.
+    pub stop_requested: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttemptView {
+    pub started: AttemptStarted,
+    pub started_ms: u64,
+    /// How it ended by its own word; `None` while it runs, or if it died without one.
+    pub ended: Option<(Outcome, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PhaseView {
+    pub phase: Phase,
+    pub done: u64,
+    pub total: u64,
+    /// Unix ms when this phase was first and last reported, for its rate.
+    pub since_ms: u64,
+    pub time_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SaveView {
+    pub step: u64,
+    pub bytes: u64,
+    pub ms: f64,
+    pub time_ms: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogLine {
+    pub time_ms: u64,
+    pub level: Level,
+    pub text: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutcomeView {
+    pub outcome: Outcome,
+    pub reason: String,
+    pub exit_code: u8,
+    pub step: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidationPoint {
+    pub attempt: u32,
+    pub event: ValidationEvent,
+}
+
+/// Evidence of life of the newest attempt's process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Liveness {
+    /// No attempt yet.
+    #[default]
+    None,
+    Alive,
+    /// The process is gone (or its number belongs to another process now).
+    Dead,
+    /// Another host: only the age of the data can tell.
+    Unknown,
+}
+
+/// Per-step columns, in order of arrival. Steps repeated after a resume appear twice, told apart by attempt;
+/// `superseded` marks the earlier copies so that charts draw the line that was continued.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    pub step: Vec<u64>,
+    pub attempt: Vec<u32>,
+    pub superseded: Vec<bool>,
+    pub loss: Vec<f32>,
+    pub step_ms: Vec<f32>,
+    pub memory_bytes: Vec<f32>,
+    pub padding_waste: Vec<f32>,
+}
+
+impl Series {
+    pub fn len(&self) -> usize {
+        self.step.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.step.is_empty()
+    }
+}
+
+/// The honest state of a run, derived from evidence, never from one file's word alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// No attempt has started.
+    Waiting,
+    /// Alive, before its first step of this attempt.
+    Starting,
+    Running,
+    /// Alive (or on another host) but silent for more than five of its own median steps and at least 30 s.
+    Stalled,
+    /// Asked to stop, saving.
+    Stopping,
+    /// Left early with a durable checkpoint, on request.
+    Stopped,
+    /// Left early with a durable checkpoint, since the system took the machine away.
+    Preempted,
+    /// Ended with an error, or died without a word.
+    Failed,
+    Finished,
+}
+
+impl RunView {
+    /// Memory of the latest step.
+    pub fn memory(&self) -> Option<Memory> {
+        self.last_step.as_ref().map(|step| step.memory)
+    }
+}
