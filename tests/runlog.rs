@@ -392,6 +392,7 @@ fn a_worker_killed_without_a_word_is_failed_and_says_what_is_lost() {
     write(&AttemptRecord { process: elsewhere, ..record.clone() });
     assert_eq!(RunReader::open(run.root()).polled().view().liveness, Liveness::Unknown);
 
+    write(&record);
     child.kill().unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while reader.view().liveness == Liveness::Alive && Instant::now() < deadline {
@@ -536,8 +537,8 @@ fn a_full_or_read_only_disk_costs_nothing_already_saved() {
     let reader = RunReader::open(run.root()).polled();
     assert_eq!(reader.view().series.step, [1, 2]);
 
-    disk.remount("remount,ro");
     drop(writer);
+    disk.remount("remount,ro");
     refused(&RunWriter::begin(run.clone(), new_attempt(10)).unwrap_err(), "read_only_filesystem", Exit::Disk);
     refused(&store.publish(30, json!({}), |_| Ok(())).unwrap_err(), "read_only_filesystem", Exit::Disk);
     assert_eq!(store.latest_complete(Check::Hashes).unwrap().checkpoint.unwrap().step, 10);
