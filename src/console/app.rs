@@ -42,6 +42,8 @@ pub enum Msg {
     WorkerDied { thread: String, message: String },
     /// Back from a suspension.
     Continued,
+    /// Another process asks for one (SIGTSTP).
+    Suspend,
     /// TERM, HUP, INT or QUIT.
     Signal(i32),
     /// The terminal is gone.
@@ -253,6 +255,7 @@ impl App {
             }
             Msg::WorkerDied { thread, message } => vec![Effect::Quit(Leave::Crash(thread, message))],
             Msg::Continued => vec![Effect::Refresh],
+            Msg::Suspend => vec![Effect::Suspend],
             Msg::Signal(signal) => vec![Effect::Quit(Leave::Signal(signal))],
             Msg::TerminalLost => vec![Effect::Quit(Leave::TerminalLost)],
         };
@@ -307,13 +310,13 @@ impl App {
         }
     }
 
-    /// Keeps the moving average of the chart's metric up to date, and of the loss, whose panel is always shown.
+    /// Keeps the moving average of the chart's metric up to date; the others need none.
     fn smooth(&mut self) {
         let Some(snapshot) = self.snapshot.clone() else { return };
         for run in &snapshot.runs {
             let Some(curves) = self.curves.get_mut(&run.arm) else { continue };
             for (metric, curve) in Metric::ALL.iter().zip(curves) {
-                let shown = *metric == self.chart.metric || *metric == Metric::Loss;
+                let shown = *metric == self.chart.metric;
                 let weight = if metric.is_validation() { self.chart.validation_weight } else { self.chart.step_weight };
                 curve.smooth(if shown { weight } else { 0.0 }, run);
             }

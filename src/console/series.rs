@@ -48,14 +48,37 @@ struct Segment {
     end: usize,
 }
 
-/// Extremes of the kept points of one block; `None` if it keeps none.
-type Extremes = Option<(f32, f32)>;
+/// What is kept of the points of one block.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    low: f32,
+    high: f32,
+    sum: f64,
+    count: u32,
+}
 
-fn widen(extremes: &mut Extremes, value: f32) {
-    *extremes = Some(match *extremes {
-        None => (value, value),
-        Some((low, high)) => (low.min(value), high.max(value)),
-    });
+impl Block {
+    const EMPTY: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY, sum: 0.0, count: 0 };
+
+    fn add(&mut self, value: f32) {
+        self.merge(&Self { low: value, high: value, sum: f64::from(value), count: 1 });
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.low = self.low.min(other.low);
+        self.high = self.high.max(other.high);
+        self.sum += other.sum;
+        self.count += other.count;
+    }
+}
+
+/// How the points of a column are merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Merge {
+    /// Minimum and maximum: nothing is hidden.
+    Extremes,
+    /// One mean: what a curve two fingers wide can show of noise.
+    Mean,
 }
 
 /// Exponential moving average of the kept points, without the start-up bias of a zero initial value:
@@ -68,7 +91,7 @@ struct Smoothed {
     decay: f64,
     /// Aligned with the raw columns; NaN where the raw point isn't kept.
     values: Vec<f32>,
-    blocks: Vec<Extremes>,
+    blocks: Vec<Block>,
 }
 
 impl Smoothed {
@@ -88,12 +111,12 @@ impl Smoothed {
     }
 }
 
-fn push_block(blocks: &mut Vec<Extremes>, index: usize, value: Option<f32>) {
+fn push_block(blocks: &mut Vec<Block>, index: usize, value: Option<f32>) {
     if blocks.len() <= index / BLOCK {
-        blocks.push(None);
+        blocks.push(Block::EMPTY);
     }
     if let (Some(value), Some(block)) = (value, blocks.last_mut()) {
-        widen(block, value);
+        block.add(value);
     }
 }
 
@@ -104,7 +127,7 @@ pub struct Curve {
     /// Validation points as columns; per-step metrics are read in place from the run's own columns.
     validation: Series,
     segments: Vec<Segment>,
-    blocks: Vec<Extremes>,
+    blocks: Vec<Block>,
     smoothed: Option<Smoothed>,
     taken_in: usize,
     /// Step and attempt of the last point taken in: if they no longer stand there, the log was rewritten.
@@ -279,6 +302,15 @@ impl Curve {
     /// Lines within `from..=to`, one for each stretch of an attempt, at most two points a column (its minimum and
     /// maximum). One point beyond each edge is kept so that lines reach the border.
     pub fn trace(&self, run: &RunView, smoothed: bool, from: u64, to: u64, columns: usize) -> Vec<Vec<Point>> {
+        self.lines(run, smoothed, (from, to), columns, Merge::Extremes)
+    }
+
+    /// As [`trace`](Self::trace) on the raw points, with one point a column: their mean.
+    pub fn means(&self, run: &RunView, from: u64, to: u64, columns: usize) -> Vec<Vec<Point>> {
+        self.lines(run, false, (from, to), columns, Merge::Mean)
+    }
+
+    fn lines(&self, run: &RunView, smoothed: bool, (from, to): (u64, u64), columns: usize, merge: Merge) -> Vec<Vec<Point>> {
         let raw = self.columns(run);
         let (values, blocks) = match &self.smoothed {
             Some(curve) if smoothed => (curve.values.as_slice(), curve.blocks.as_slice()),
@@ -292,7 +324,7 @@ impl Curve {
             let Some(steps) = source.step.get(segment.start..end) else { continue };
             let first = (segment.start + steps.partition_point(|s| *s < from)).saturating_sub(1).max(segment.start);
             let last = (segment.start + steps.partition_point(|s| *s <= to) + 1).min(end);
-            let line = merge_columns(&source, blocks, first, last, from, to, columns.max(1));
+            let line = merge_columns(&source, blocks, (first, last), (from, to), columns.max(1), merge);
             if !line.is_empty() {
                 lines.push(line);
             }
@@ -304,12 +336,11 @@ impl Curve {
 /// The kept points of `first..last`, or the extremes of each column if there are more than two a column.
 fn merge_columns(
     source: &Columns<'_>,
-    blocks: &[Extremes],
-    first: usize,
-    last: usize,
-    from: u64,
-    to: u64,
+    blocks: &[Block],
+    (first, last): (usize, usize),
+    (from, to): (u64, u64),
     columns: usize,
+    merge: Merge,
 ) -> Vec<Point> {
     if last.saturating_sub(first) <= 2 * columns {
         return (first..last).filter_map(|index| Some((source.step[index], source.kept(index)?))).collect();
@@ -324,8 +355,14 @@ fn merge_columns(
         } else {
             start + source.step.get(start..last).map_or(0, |steps| steps.partition_point(|s| *s < bound))
         };
-        if let Some((low, high)) = extremes(source, blocks, start, end) {
+        let Block { low, high, sum, count } = summary(source, blocks, start, end);
+        if count > 0 {
             let step = source.step[start + (end - start) / 2];
+            if merge == Merge::Mean {
+                line.push((step, (sum / f64::from(count)) as f32));
+                start = end;
+                continue;
+            }
             // Enter the column at the end nearer to where the line comes from: no needless vertical strokes.
             let rising = line.last().is_none_or(|(_, before)| (before - low).abs() <= (before - high).abs());
             let (one, other) = if rising { (low, high) } else { (high, low) };
@@ -339,19 +376,19 @@ fn merge_columns(
     line
 }
 
-fn extremes(source: &Columns<'_>, blocks: &[Extremes], start: usize, end: usize) -> Extremes {
-    let mut found: Extremes = None;
+/// What is kept of the points `start..end`: whole blocks by their summary, the rest point by point.
+fn summary(source: &Columns<'_>, blocks: &[Block], start: usize, end: usize) -> Block {
+    let mut found = Block::EMPTY;
     let mut index = start;
     while index < end {
         if index.is_multiple_of(BLOCK) && index + BLOCK <= end {
-            if let Some((low, high)) = blocks.get(index / BLOCK).copied().flatten() {
-                widen(&mut found, low);
-                widen(&mut found, high);
+            if let Some(block) = blocks.get(index / BLOCK) {
+                found.merge(block);
             }
             index += BLOCK;
         } else {
             if let Some(value) = source.kept(index) {
-                widen(&mut found, value);
+                found.add(value);
             }
             index += 1;
         }

@@ -2,7 +2,7 @@
 //!
 //! Derived from the run directory's evidence and the clock alone, so the same words come after every restart.
 
-use super::format::{bytes, duration, milliseconds, percent, thousands};
+use super::format::{bytes, duration, milliseconds, percent, significant, significant_digits, thousands};
 use super::metric::Metric;
 use super::theme::Role;
 use crate::runlog::{AttemptView, Outcome, PREEMPTED, Phase, RunState, RunView};
@@ -14,9 +14,9 @@ pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {
         RunState::Starting => ("◌", "starting", Role::Accent),
         RunState::Running => ("●", "running", Role::Good),
         RunState::Stalled => ("◐", "stalled", Role::Warning),
-        RunState::Stopping => ("⏸", "stopping", Role::Warning),
+        RunState::Stopping => ("◑", "stopping", Role::Warning),
         RunState::Stopped => ("■", "stopped", Role::Warning),
-        RunState::Preempted => ("⚡", "preempted", Role::Warning),
+        RunState::Preempted => ("↯", "preempted", Role::Warning),
         RunState::Failed => ("✗", "failed", Role::Bad),
         RunState::Finished => ("✓", "finished", Role::Good),
     }
@@ -124,6 +124,16 @@ pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
     parts.join(" · ")
 }
 
+/// Where and as what it runs: `cpu · 1 thread · 2.35 M parameters · pid 4711 on node7`.
+pub fn place(run: &RunView) -> String {
+    let Some(attempt) = run.attempt() else { return String::new() };
+    let started = &attempt.started;
+    let threads = if started.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", started.threads) };
+    let size = started.parameters as f64 / 1e6;
+    let pid = started.pid;
+    format!("{} · {threads} · {} M parameters · pid {pid} on {}", started.device, significant(size), started.host)
+}
+
 /// What a chart without points waits for.
 pub fn waits_for(metric: Metric, runs: &[(&RunView, RunState)], now_ms: u64) -> String {
     let Some((run, _)) = runs.iter().find(|(_, state)| is_active(*state)) else {
@@ -183,12 +193,12 @@ pub fn value_line(run: &RunView) -> String {
     let mut parts = Vec::new();
     if let Some(point) = run.validations.last() {
         parts.push(format!("LPIPS {}", Metric::WristLpips.value(point.event.wrist_lpips)));
-        parts.push(format!("PSNR {}", Metric::WristPsnr.value(point.event.wrist_psnr)));
+        parts.push(format!("PSNR {}", significant_digits(point.event.wrist_psnr, 4)));
     }
     parts.push(format!("loss {}", Metric::Loss.value(step.loss)));
     parts.push(milliseconds(step.step_ms));
     parts.push(format!("{} {}", memory_kind(run), bytes(step.memory.bytes as f64)));
-    parts.push(format!("waste {}", percent(step.padding_waste)));
+    parts.push(format!("pad {}", percent(step.padding_waste)));
     parts.join(" · ")
 }
 
@@ -235,5 +245,7 @@ mod tests {
         words.sort_unstable();
         words.dedup();
         assert_eq!((glyphs.len(), words.len()), (all.len(), all.len()));
+        // Wide glyphs shift everything after them in some terminals.
+        assert!(glyphs.iter().all(|glyph| super::super::format::width(glyph) == 1));
     }
 }

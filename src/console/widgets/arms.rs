@@ -11,7 +11,7 @@ use ratatui::style::{Modifier, Style};
 
 /// Lines that an arm takes when there is room for `height` lines in all.
 pub fn lines_each(arms: usize, height: u16) -> u16 {
-    (height / (arms.max(1) as u16)).clamp(1, 3)
+    (height / (arms.max(1) as u16)).clamp(1, 6)
 }
 
 /// The framed list. Scrolls so that the selected arm is in view.
@@ -66,7 +66,7 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     let bar = if arm.selected { "▌" } else { " " };
     let old = status::is_active(arm.state) && status::is_old(arm.run, app.now_ms);
     let numbers = if old { theme.role(Role::Dim) } else { Style::default() };
-    for y in area.top()..area.bottom() {
+    for y in area.top()..area.bottom().min(area.top() + 5) {
         put(buffer, area.x, y, area.right(), bar, color);
     }
     let (y, end) = (area.y, area.right());
@@ -94,10 +94,27 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
         let style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };
         put(buffer, indent, y + 1, end, &format::fit(&format::clean(&why), usize::from(end - indent.min(end))), style);
     }
+    let dim = app.theme.role(Role::Dim);
+    let room = end.saturating_sub(indent);
     if area.height >= 3 {
         let safety = status::safety(arm.run, arm.state, app.now_ms);
-        put(buffer, indent, y + 2, end, &format::fit(&safety, usize::from(end - indent.min(end))), theme.role(Role::Dim));
+        put(buffer, indent, y + 2, end, &format::fit(&safety, usize::from(room)), dim);
     }
+    if area.height >= 4 {
+        put(buffer, indent, y + 3, end, &format::fit(&format::clean(&status::place(arm.run)), usize::from(room)), dim);
+    }
+    if area.height >= 5 {
+        gauge(app, arm, (indent, y + 4), room.saturating_sub(1), buffer);
+    }
+}
+
+/// A bar of the steps done over `width` columns.
+fn gauge(app: &App, arm: &Arm<'_>, (x, y): (u16, u16), width: u16, buffer: &mut Buffer) {
+    let Some((step, total)) = status::progress(arm.run).filter(|(_, total)| *total > 0) else { return };
+    let done = ((step as f64 / total as f64).clamp(0.0, 1.0) * f64::from(width)) as usize;
+    let rest = usize::from(width).saturating_sub(done);
+    let after = put(buffer, x, y, x + width, &"━".repeat(done), app.theme.arm(arm.position));
+    put(buffer, after, y, x + width, &"┈".repeat(rest), app.theme.role(Role::Dim));
 }
 
 /// Whole percent, rounded down: 100 % only when all is done.

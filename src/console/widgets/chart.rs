@@ -19,6 +19,15 @@ struct Lines<'a> {
     bold: Vec<Vec<Point>>,
 }
 
+/// How much a line shows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Detail {
+    /// Extremes of every column, and the moving average if there is one.
+    Every,
+    /// The mean of every column: small panels.
+    Means,
+}
+
 /// The vertical axis: values or their logarithms between `low` and `high`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Scale {
@@ -82,15 +91,18 @@ fn round_step(least: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= least * 0.999).unwrap_or(power)
 }
 
-fn gather<'a>(app: &App, arms: &'a [Arm<'a>], metric: Metric, dots: usize) -> Vec<Lines<'a>> {
+fn gather<'a>(app: &App, arms: &'a [Arm<'a>], metric: Metric, dots: usize, detail: Detail) -> Vec<Lines<'a>> {
     let (from, to) = app.window();
     let mut lines: Vec<Lines<'a>> = arms
         .iter()
         .filter(|arm| arm.drawn)
         .filter_map(|arm| {
             let curve = app.curve(&arm.run.arm, metric)?;
-            let raw = curve.trace(arm.run, false, from, to, dots);
-            let (faint, bold) = if curve.is_smoothed() {
+            let raw = match detail {
+                Detail::Every => curve.trace(arm.run, false, from, to, dots),
+                Detail::Means => curve.means(arm.run, from, to, dots),
+            };
+            let (faint, bold) = if curve.is_smoothed() && detail == Detail::Every {
                 (raw, curve.trace(arm.run, true, from, to, dots))
             } else {
                 (Vec::new(), raw)
@@ -163,7 +175,7 @@ pub fn sparkline(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer
     if area.width < 2 || area.height == 0 {
         return;
     }
-    let lines = gather(app, arms, metric, usize::from(area.width) * 2);
+    let lines = gather(app, arms, metric, usize::from(area.width) * 2, Detail::Means);
     let Some(scale) = Scale::of(&lines, false) else { return };
     plot(app, metric, &lines, scale, area, buffer);
     if let Some(x) = app.chart.cursor.and_then(|cursor| column(app, cursor, area)) {
@@ -207,7 +219,7 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
         explain(theme, "too small for a chart", inside, buffer);
         return;
     }
-    let lines = gather(app, arms, metric, usize::from(inside.width) * 2);
+    let lines = gather(app, arms, metric, usize::from(inside.width) * 2, Detail::Every);
     let Some(scale) = Scale::of(&lines, app.chart.log_y) else {
         let runs: Vec<_> = arms.iter().filter(|arm| arm.drawn).map(|arm| (arm.run, arm.state)).collect();
         let text = if !lines.is_empty() {
@@ -226,7 +238,7 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
         lines.iter().filter_map(|line| label(app, line.arm, metric).map(|(text, bad)| (line, text, bad))).collect();
     let gutter = labels.iter().map(|(_, text, _)| format::width(text) as u16 + 1).max().unwrap_or(0);
     let gutter = gutter.min(inside.width / 3);
-    let ticks = scale.ticks(usize::from(inside.height / 4).max(2));
+    let ticks = scale.ticks(usize::from(inside.height / 3).max(2));
     let tick_texts: Vec<String> = ticks.iter().map(|tick| metric.tick(*tick)).collect();
     let axis = tick_texts.iter().map(|text| format::width(text) as u16).max().unwrap_or(0).min(inside.width / 4) + 1;
     let bottom = if inside.height >= 6 { 2 } else { 1 };
