@@ -7,6 +7,7 @@
 pub mod cli;
 pub mod codec;
 pub mod config;
+pub mod console;
 pub mod control;
 pub mod data;
 pub mod error;
