@@ -9,6 +9,10 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod eval;
+pub mod model;
+pub mod ops;
+pub mod random;
 pub mod runlog;
+pub mod train;
 
 pub use error::{Error, Exit, Result};
