@@ -3,7 +3,7 @@
 //! This is the only channel from the trainer to anything that shows it. A line is `{"v":1,"time_ms":...,"event":"step",...}`;
 //! readers skip kinds and fields they do not know, so an older console can watch a newer worker.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of the line format.
 pub const EVENT_VERSION: u32 = 1;
@@ -31,7 +31,12 @@ pub enum Event {
     /// One validation point is complete; its clips are in `validation/step-NNNNNNNN/metrics.jsonl`.
     Validation(ValidationEvent),
     /// A checkpoint is durable.
-    Checkpoint { step: u64, bytes: u64, ms: f64 },
+    Checkpoint {
+        step: u64,
+        bytes: u64,
+        #[serde(deserialize_with = "nan_if_null")]
+        ms: f64,
+    },
     /// A note for people: a finding, a warning, a setting.
     Message { level: Level, text: String },
     /// A signal or a stop file was seen; the worker will save and leave.
@@ -76,17 +81,26 @@ pub struct StepEvent {
     /// Completed optimizer steps, this one included (the first step is 1).
     pub step: u64,
     /// Weighted sum of the parts.
+    #[serde(deserialize_with = "nan_if_null")]
     pub loss: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub loss_video: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub loss_action: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub loss_proprio: f64,
     /// Global gradient norm before clipping.
+    #[serde(deserialize_with = "nan_if_null")]
     pub grad_norm: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub lr: f64,
     /// Wall time of the whole step, and the share of it spent waiting for data.
+    #[serde(deserialize_with = "nan_if_null")]
     pub step_ms: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub data_ms: f64,
     /// Share of the tokens computed that are padding, 0..=1.
+    #[serde(deserialize_with = "nan_if_null")]
     pub padding_waste: f64,
     /// Tokens through the trunk in this step.
     pub tokens: u64,
@@ -121,18 +135,27 @@ pub struct ValidationEvent {
     pub step: u64,
     pub clips: u64,
     /// Lower is better; decides.
+    #[serde(deserialize_with = "nan_if_null")]
     pub wrist_lpips: f64,
     /// dB, higher is better.
+    #[serde(deserialize_with = "nan_if_null")]
     pub wrist_psnr: f64,
     /// Higher is better.
+    #[serde(deserialize_with = "nan_if_null")]
     pub wrist_ssim: f64,
     /// Position error in normalised coordinates, and in metres.
+    #[serde(deserialize_with = "nan_if_null")]
     pub trans_l2_norm: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub trans_l2_m: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub rot_deg: f64,
     /// The codec's own ceiling on the same frames: encode and decode the truth.
+    #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_lpips: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_psnr: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub ms: f64,
 }
 
@@ -160,12 +183,25 @@ pub enum Outcome {
 pub struct ClipMetrics {
     /// `episode_000012@32`: episode and first source frame.
     pub clip: String,
+    #[serde(deserialize_with = "nan_if_null")]
     pub wrist_lpips: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub wrist_psnr: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub wrist_ssim: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub trans_l2_norm: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub trans_l2_m: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub rot_deg: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_lpips: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_psnr: f64,
+}
+
+/// JSON has no NaN and no infinity: they are written as `null`, and come back as NaN.
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

@@ -2,8 +2,27 @@
 //!
 //! `docs/run-directory.md` describes every file. Trainer and console meet nowhere else.
 
+mod assemble;
+pub mod atomic;
+mod checkpoints;
 mod event;
+mod identity;
+mod parse;
+mod paths;
+mod process;
+mod reader;
+mod state;
 mod view;
+mod watch;
+mod writer;
 
+pub use checkpoints::*;
 pub use event::*;
+pub use identity::{Difference, differences};
+pub use paths::*;
+pub use process::{ProcessIdentity, host_name};
+pub use reader::{RunReader, poll_all};
+pub use state::PREEMPTED;
 pub use view::*;
+pub use watch::{Changed, Watcher};
+pub use writer::*;

@@ -1,0 +1,194 @@
+//! Events in order -> [`RunView`]. No files here: the reader feeds it, tests feed it by hand.
+
+use super::event::{AttemptStarted, Event, EventLine, Level, StepEvent};
+use super::parse::StepColumns;
+use super::view::{AttemptView, LogLine, PhaseView, RunView, SaveView, ValidationPoint};
+
+/// Log lines kept in a view.
+const LOG_LINES: usize = 2000;
+/// A step gets a log line at most this often, so that fast steps leave the log readable.
+const STEP_LOG_INTERVAL_MS: u64 = 1000;
+
+/// Builds the view of one run.
+#[derive(Debug, Default)]
+pub(super) struct Assembler {
+    pub view: RunView,
+    /// Saves as reported, to join with the folders on disk.
+    pub saves: Vec<SaveView>,
+    /// The worker of this attempt said that it saw a wish to stop.
+    pub stop_announced: bool,
+    /// Lines ever logged, those no longer kept included.
+    pub logged: u64,
+    attempt: u32,
+    /// Step of the newest point that is not superseded.
+    newest_step: Option<u64>,
+    last_step_log_ms: u64,
+}
+
+impl Assembler {
+    /// The events that follow are of this attempt (its folder's number).
+    pub fn enter_attempt(&mut self, number: u32) {
+        self.attempt = number;
+        self.view.phase = None;
+        self.stop_announced = false;
+    }
+
+    /// An attempt that has no first event (yet, or lost): shown from what its folder tells. A later first event replaces it.
+    pub fn assume_attempt(&mut self, started: AttemptStarted, started_ms: u64) {
+        if !self.has_attempt() {
+            self.view.attempts.push(AttemptView { started, started_ms, ended: None });
+        }
+    }
+
+    pub fn has_attempt(&self) -> bool {
+        self.view.attempts.last().is_some_and(|attempt| attempt.started.attempt >= self.attempt)
+    }
+
+    /// A step, by its columns only. `logged` asks for a log line too.
+    pub fn step(&mut self, columns: &StepColumns, logged: bool) {
+        self.supersede_from(columns.step);
+        self.newest_step = Some(columns.step);
+        let series = &mut self.view.series;
+        series.step.push(columns.step);
+        series.attempt.push(self.attempt);
+        series.superseded.push(false);
+        series.loss.push(columns.loss);
+        series.step_ms.push(columns.step_ms);
+        series.memory_bytes.push(columns.memory_bytes);
+        series.padding_waste.push(columns.padding_waste);
+        self.view.phase = None;
+        self.touch(columns.time_ms);
+        if logged && columns.time_ms.saturating_sub(self.last_step_log_ms) >= STEP_LOG_INTERVAL_MS {
+            self.last_step_log_ms = columns.time_ms;
+            let text = format!("step {} loss {:.4} {:.2} s", columns.step, columns.loss, columns.step_ms / 1000.0);
+            self.log(columns.time_ms, Level::Info, text);
+        }
+    }
+
+    /// The whole event of the newest step.
+    pub fn set_last_step(&mut self, step: StepEvent) {
+        self.view.last_step = Some(step);
+    }
+
+    pub fn event(&mut self, line: EventLine, logged: bool) {
+        let time_ms = line.time_ms;
+        self.touch(time_ms);
+        match line.event {
+            Event::AttemptStarted(mut started) => {
+                started.attempt = self.attempt;
+                let (number, pid, start_step) = (self.attempt, started.pid, started.start_step);
+                let device = format!("{} on host {}", started.device, started.host);
+                if self.has_attempt() {
+                    self.view.attempts.pop();
+                }
+                self.view.attempts.push(AttemptView { started, started_ms: time_ms, ended: None });
+                self.supersede_from(start_step + 1);
+                self.log(
+                    time_ms,
+                    Level::Info,
+                    format!("attempt {number} starts at step {start_step}, pid {pid}, {device}"),
+                );
+            }
+            Event::Phase { phase, done, total } => {
+                let since_ms = match self.view.phase {
+                    Some(current) if current.phase == phase => current.since_ms,
+                    _ => time_ms,
+                };
+                self.view.phase = Some(PhaseView { phase, done, total, since_ms, time_ms });
+            }
+            Event::Step(step) => {
+                let columns = StepColumns {
+                    time_ms,
+                    step: step.step,
+                    loss: step.loss as f32,
+                    step_ms: step.step_ms as f32,
+                    memory_bytes: step.memory.bytes as f32,
+                    padding_waste: step.padding_waste as f32,
+                };
+                self.step(&columns, logged);
+                self.set_last_step(step);
+            }
+            Event::Validation(event) => {
+                let text = format!(
+                    "validation at step {}: wrist LPIPS {:.4}, PSNR {:.2} dB, {} clips, {:.1} s",
+                    event.step,
+                    event.wrist_lpips,
+                    event.wrist_psnr,
+                    event.clips,
+                    event.ms / 1000.0
+                );
+                // Sorted by step, one point a step: a repetition after a resume takes the place of the earlier copy.
+                let points = &mut self.view.validations;
+                let at = points.partition_point(|point| point.event.step < event.step);
+                let repeated = points.get(at).is_some_and(|point| point.event.step == event.step);
+                points.splice(at..at + usize::from(repeated), [ValidationPoint { attempt: self.attempt, event }]);
+                self.log(time_ms, Level::Info, text);
+            }
+            Event::Checkpoint { step, bytes, ms } => {
+                self.saves.retain(|save| save.step != step);
+                self.saves.push(SaveView { step, bytes, ms, time_ms });
+                let text = format!("saved step {step}: {:.1} MB in {:.1} s", bytes as f64 / 1e6, ms / 1000.0);
+                self.log(time_ms, Level::Info, text);
+            }
+            Event::Message { level, text } => self.log(time_ms, level, text),
+            Event::StopRequested { by } => {
+                self.stop_announced = true;
+                self.log(time_ms, Level::Warning, format!("stop requested by {by}"));
+            }
+            Event::AttemptEnded { outcome, step, exit_code, reason } => {
+                let level = if exit_code == 0 { Level::Info } else { Level::Warning };
+                let text = format!("attempt {} ended at step {step}, exit code {exit_code}: {reason}", self.attempt);
+                self.log(time_ms, level, text);
+                self.view.phase = None;
+                if let Some(attempt) = self.view.attempts.last_mut() {
+                    attempt.ended = Some((outcome, printable(&reason)));
+                }
+            }
+        }
+    }
+
+    /// A complete line that is no event.
+    pub fn bad_line(&mut self, file: &str, line: u64, why: &str, content: &[u8]) {
+        self.view.bad_lines += 1;
+        let start: String = String::from_utf8_lossy(content.get(..60).unwrap_or(content)).into_owned();
+        let time_ms = self.view.last_event_ms.unwrap_or_default();
+        self.log(time_ms, Level::Warning, format!("{file} line {line} is no event ({why}): {start}"));
+    }
+
+    pub fn log(&mut self, time_ms: u64, level: Level, text: impl AsRef<str>) {
+        self.logged += 1;
+        let log = &mut self.view.log;
+        log.push(LogLine { time_ms, level, text: printable(text.as_ref()) });
+        // Trimmed in blocks: dropping one line for each new one would move the whole log each time.
+        if log.len() >= LOG_LINES + LOG_LINES / 4 {
+            log.drain(..log.len() - LOG_LINES);
+        }
+    }
+
+    fn touch(&mut self, time_ms: u64) {
+        self.view.last_event_ms = Some(self.view.last_event_ms.map_or(time_ms, |newest| newest.max(time_ms)));
+    }
+
+    /// Marks points at `step` and later: the run went on from before them. Active points ascend, so the newest one
+    /// tells whether there are any.
+    fn supersede_from(&mut self, step: u64) {
+        if self.newest_step.is_none_or(|newest| newest < step) {
+            return;
+        }
+        let series = &mut self.view.series;
+        self.newest_step = None;
+        for (&at, superseded) in series.step.iter().zip(&mut series.superseded).rev() {
+            if at >= step {
+                *superseded = true;
+            } else if !*superseded {
+                self.newest_step = Some(at);
+                break;
+            }
+        }
+    }
+}
+
+/// Control characters (escape sequences of a library's output, say) must not reach a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

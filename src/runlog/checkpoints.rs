@@ -1,0 +1,273 @@
+//! Checkpoints that are complete or invisible: written under a temporary name, manifest last, then renamed.
+//!
+//! A checkpoint `checkpoints/step-00000500/` is complete if its `manifest.json` is valid and every file it lists has the
+//! listed size (and, where asked for, the listed SHA-256). Anything else is skipped with a warning, never loaded.
+
+use super::atomic::{create_folder, io_error, sync_folder, write_whole};
+use super::paths::{RunDir, folder_names, parse_step_name, step_name};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+const MANIFEST: &str = "manifest.json";
+const TEMPORARY: &str = ".tmp-";
+
+/// How thoroughly completeness is proven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Manifest and file sizes: finds everything an interrupted write can leave. Milliseconds.
+    Sizes,
+    /// Also the SHA-256 of every file: finds damaged disks and hand-made changes. Reads all bytes; for resuming.
+    Hashes,
+}
+
+/// `manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub v: u32,
+    pub step: u64,
+    pub files: Vec<ManifestFile>,
+    /// Whatever the trainer binds to the checkpoint (identity, counters).
+    pub details: Value,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestFile {
+    /// Path inside the checkpoint, with `/`.
+    pub name: String,
+    pub bytes: u64,
+    /// Lower-case hex.
+    pub sha256: String,
+}
+
+/// One complete checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    pub step: u64,
+    pub path: PathBuf,
+    pub manifest: Manifest,
+}
+
+impl Checkpoint {
+    /// Bytes of all files but the manifest.
+    pub fn bytes(&self) -> u64 {
+        self.manifest.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Opens `path` as a checkpoint of `step`, or says why it is none (exit 65).
+    pub fn open(path: &Path, step: u64, check: Check) -> Result<Self> {
+        let manifest_path = path.join(MANIFEST);
+        let text = std::fs::read(&manifest_path)
+            .map_err(|error| Error::data("checkpoint_incomplete", format!("no readable manifest: {error}")).at(path))?;
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .map_err(|error| Error::data("checkpoint_incomplete", format!("manifest is damaged: {error}")).at(path))?;
+        if manifest.step != step {
+            let what = format!("manifest is of step {}, the folder's name says {step}", manifest.step);
+            return Err(Error::data("checkpoint_corrupt", what).at(path));
+        }
+        for file in &manifest.files {
+            let file_path = path.join(&file.name);
+            let bytes = std::fs::metadata(&file_path).map(|metadata| metadata.len());
+            let bytes = bytes.map_err(|error| {
+                Error::data("checkpoint_incomplete", format!("a file of the checkpoint cannot be read: {error}"))
+                    .at(&file_path)
+            })?;
+            if bytes != file.bytes {
+                let what = format!("file has {bytes} bytes, the manifest says {}", file.bytes);
+                return Err(Error::data("checkpoint_incomplete", what).at(&file_path));
+            }
+            if check == Check::Hashes && sha256_of(&file_path)?.1 != file.sha256 {
+                return Err(
+                    Error::data("checkpoint_corrupt", "content differs from the manifest's SHA-256").at(&file_path)
+                );
+            }
+        }
+        Ok(Self { step, path: path.to_owned(), manifest })
+    }
+}
+
+/// The newest usable checkpoint, and what was passed over to reach it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latest {
+    pub checkpoint: Option<Checkpoint>,
+    /// One for each newer folder that is incomplete or corrupt.
+    pub warnings: Vec<Error>,
+}
+
+/// The `checkpoints/` folder of one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointStore {
+    folder: PathBuf,
+}
+
+impl CheckpointStore {
+    pub fn new(run: &RunDir) -> Self {
+        Self { folder: run.checkpoints() }
+    }
+
+    /// Steps that have a folder, ascending, complete or not.
+    pub fn list(&self) -> Result<Vec<u64>> {
+        let mut steps: Vec<u64> = folder_names(&self.folder)?.iter().filter_map(|name| parse_step_name(name)).collect();
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// The newest complete checkpoint; incomplete and corrupt ones are skipped, each with a warning.
+    pub fn latest_complete(&self, check: Check) -> Result<Latest> {
+        let mut warnings = Vec::new();
+        for step in self.list()?.into_iter().rev() {
+            match Checkpoint::open(&self.path(step), step, check) {
+                Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), warnings }),
+                Err(error) => warnings.push(error),
+            }
+        }
+        Ok(Latest { checkpoint: None, warnings })
+    }
+
+    /// Writes the checkpoint of `step`: `write` fills the folder it is given (subfolders allowed); then every file is
+    /// hashed and made durable, the manifest is written last, and the folder is renamed to its final name.
+    ///
+    /// On any error the temporary folder is removed and every older checkpoint stays as it was. One that already has
+    /// this step is replaced in one move. Errors: exit 74 with a code for each cause, or whatever `write` returns.
+    pub fn publish(&self, step: u64, details: Value, write: impl FnOnce(&Path) -> Result<()>) -> Result<Checkpoint> {
+        create_folder(&self.folder)?;
+        let staged = self.folder.join(format!("{TEMPORARY}{}-{}", step_name(step), std::process::id()));
+        let result = self.stage_and_rename(step, details, &staged, write);
+        if result.is_err() {
+            let _ = std::fs::remove_dir_all(&staged);
+        }
+        result
+    }
+
+    fn stage_and_rename(
+        &self,
+        step: u64,
+        details: Value,
+        staged: &Path,
+        write: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<Checkpoint> {
+        remove_folder(staged)?;
+        create_folder(staged)?;
+        write(staged)?;
+        let mut files = Vec::new();
+        seal_folder(staged, staged, &mut files)?;
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        let manifest = Manifest { v: 1, step, files, details };
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::crash(format!("manifest: {error}")))?;
+        write_whole(&staged.join(MANIFEST), &text)?;
+        let path = self.path(step);
+        move_into_place(staged, &path)?;
+        sync_folder(&self.folder)?;
+        Ok(Checkpoint { step, path, manifest })
+    }
+
+    /// Removes complete checkpoints older than the newest `keep_last` complete ones (at least one stays) and returns
+    /// the removed steps. Incomplete ones count for nothing and are left for a person to look at.
+    pub fn prune(&self, keep_last: usize) -> Result<Vec<u64>> {
+        let complete: Vec<u64> = self
+            .list()?
+            .into_iter()
+            .filter(|&step| Checkpoint::open(&self.path(step), step, Check::Sizes).is_ok())
+            .collect();
+        let surplus = complete.len().saturating_sub(keep_last.max(1));
+        let removed = complete[..surplus].to_vec();
+        for &step in &removed {
+            // Renamed first, so that a half-removed folder is never taken for a checkpoint.
+            let path = self.path(step);
+            let doomed = self.folder.join(format!("{TEMPORARY}removed-{}", step_name(step)));
+            remove_folder(&doomed)?;
+            std::fs::rename(&path, &doomed).map_err(|error| io_error("cannot remove the checkpoint", &path, &error))?;
+            remove_folder(&doomed)?;
+        }
+        Ok(removed)
+    }
+
+    /// Removes what killed workers left half-written. Only for the holder of the run's lock.
+    pub fn remove_leftovers(&self) -> Result<()> {
+        for name in folder_names(&self.folder)?.iter().filter(|name| name.starts_with(TEMPORARY)) {
+            remove_folder(&self.folder.join(name))?;
+        }
+        Ok(())
+    }
+
+    fn path(&self, step: u64) -> PathBuf {
+        self.folder.join(step_name(step))
+    }
+}
+
+/// Renames `staged` to `path`; a folder already there is swapped out in one move where the system can do that.
+fn move_into_place(staged: &Path, path: &Path) -> Result<()> {
+    let failed = |error: &std::io::Error| io_error("cannot publish the checkpoint", path, error);
+    if !path.exists() {
+        return std::fs::rename(staged, path).map_err(|error| failed(&error));
+    }
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        if renameat_with(CWD, staged, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+            return remove_folder(staged);
+        }
+    }
+    let replaced = path.with_file_name(format!("{TEMPORARY}replaced-{}", std::process::id()));
+    remove_folder(&replaced)?;
+    std::fs::rename(path, &replaced).map_err(|error| failed(&error))?;
+    std::fs::rename(staged, path).map_err(|error| failed(&error))?;
+    remove_folder(&replaced)
+}
+
+fn remove_folder(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(io_error("cannot remove the folder", path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Hashes and syncs every file under `folder`, and the folders themselves.
+fn seal_folder(root: &Path, folder: &Path, files: &mut Vec<ManifestFile>) -> Result<()> {
+    let failed = |error: std::io::Error| io_error("cannot read the checkpoint back", folder, &error);
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let kind = path.symlink_metadata().map_err(failed)?.file_type();
+        if kind.is_dir() {
+            seal_folder(root, &path, files)?;
+        } else if kind.is_file() {
+            let (bytes, sha256) = sha256_of(&path)?;
+            let synced = File::open(&path).and_then(|file| file.sync_all());
+            synced.map_err(|error| io_error("cannot make the checkpoint durable", &path, &error))?;
+            let inside = path.strip_prefix(root).unwrap_or(&path);
+            let parts: Vec<_> =
+                inside.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+            files.push(ManifestFile { name: parts.join("/"), bytes, sha256 });
+        } else {
+            return Err(Error::crash("a checkpoint may hold only files and folders").at(&path));
+        }
+    }
+    sync_folder(folder)
+}
+
+/// Size and SHA-256 (lower-case hex) of a file.
+pub fn sha256_of(path: &Path) -> Result<(u64, String)> {
+    let failed = |error: std::io::Error| io_error("cannot read the file", path, &error);
+    let mut file = File::open(path).map_err(failed)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0u8; 1 << 20];
+    let mut bytes = 0u64;
+    loop {
+        let read = match file.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        bytes += read as u64;
+        hasher.update(buffer.get(..read).unwrap_or_default());
+    }
+    let digest = hasher.finalize();
+    Ok((bytes, digest.iter().map(|byte| format!("{byte:02x}")).collect()))
+}

@@ -1,0 +1,103 @@
+//! A run is bound to what it was started with; a later attempt that differs is refused, every difference named.
+
+use super::atomic::{create_new, io_error};
+use crate::{Error, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// One field in which two documents differ; `None` where it is absent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Dotted path: `data.views[1]`.
+    pub field: String,
+    pub recorded: Option<Value>,
+    pub now: Option<Value>,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let show = |value: &Option<Value>| value.as_ref().map_or_else(|| "absent".to_owned(), Value::to_string);
+        write!(f, "{}: recorded {}, now {}", self.field, show(&self.recorded), show(&self.now))
+    }
+}
+
+/// All fields in which the documents differ, by name.
+pub fn differences(recorded: &Value, now: &Value) -> Vec<Difference> {
+    let (mut before, mut after) = (BTreeMap::new(), BTreeMap::new());
+    flatten(String::new(), recorded, &mut before);
+    flatten(String::new(), now, &mut after);
+    let mut fields: Vec<&String> = before.keys().chain(after.keys()).collect();
+    fields.sort();
+    fields.dedup();
+    let value = |map: &BTreeMap<String, &Value>, field: &String| map.get(field).map(|value| (*value).clone());
+    fields
+        .into_iter()
+        .filter(|field| before.get(*field) != after.get(*field))
+        .map(|field| Difference { field: field.clone(), recorded: value(&before, field), now: value(&after, field) })
+        .collect()
+}
+
+fn flatten<'v>(path: String, value: &'v Value, into: &mut BTreeMap<String, &'v Value>) {
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            for (key, value) in map {
+                let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                flatten(inner, value, into);
+            }
+        }
+        Value::Array(items) if !items.is_empty() => {
+            for (index, value) in items.iter().enumerate() {
+                flatten(format!("{path}[{index}]"), value, into);
+            }
+        }
+        leaf => {
+            into.insert(path, leaf);
+        }
+    }
+}
+
+/// Creates `identity.json`, or compares with the one that is there.
+pub(super) fn bind_identity(path: &Path, identity: &Value) -> Result<()> {
+    let text = serde_json::to_vec_pretty(identity).map_err(|error| Error::crash(format!("identity: {error}")))?;
+    if create_new(path, &text)? {
+        return Ok(());
+    }
+    let recorded = std::fs::read(path).map_err(|error| io_error("cannot read the run's identity", path, &error))?;
+    let recorded: Value = serde_json::from_slice(&recorded).map_err(|error| {
+        Error::refused("identity_unreadable", format!("the run's identity is damaged: {error}"))
+            .at(path)
+            .hint("use another run folder; this one cannot be proven to belong to this configuration")
+    })?;
+    refuse_differences("identity_differs", "this run was started with another identity", path, &recorded, identity)
+}
+
+/// Creates `arm.yaml`, or compares with the one that is there: by values, so that layout and comments may change.
+pub(super) fn bind_arm_yaml(path: &Path, text: &str) -> Result<()> {
+    if create_new(path, text.as_bytes())? {
+        return Ok(());
+    }
+    let recorded =
+        std::fs::read(path).map_err(|error| io_error("cannot read the run's configuration", path, &error))?;
+    if recorded == text.as_bytes() {
+        return Ok(());
+    }
+    let recorded: Value = serde_yaml::from_slice(&recorded).map_err(|error| {
+        Error::refused("arm_yaml_unreadable", format!("the run's configuration is damaged: {error}"))
+            .at(path)
+            .hint("use another run folder")
+    })?;
+    let now: Value = serde_yaml::from_str(text).map_err(|error| Error::crash(format!("resolved arm: {error}")))?;
+    refuse_differences("arm_differs", "this run was started with another configuration", path, &recorded, &now)
+}
+
+fn refuse_differences(code: &'static str, what: &str, path: &Path, recorded: &Value, now: &Value) -> Result<()> {
+    let found = differences(recorded, now);
+    if found.is_empty() {
+        return Ok(());
+    }
+    let list = found.iter().map(Difference::to_string).collect::<Vec<_>>().join("; ");
+    Err(Error::refused(code, format!("{what}: {list}"))
+        .at(path)
+        .hint("undo the change, or train under another arm or experiment name; nothing is overwritten"))
+}
