@@ -1,1 +1,21 @@
 //! Reading robot episodes: LeRobot metadata, parquet columns, video windows, geometry tokens -> clips.
+//!
+//! [`Dataset`] is the door: it knows every clip of a recipe and [`Dataset::load`]s one. The other modules each read
+//! one kind of file and know nothing of recipes.
+
+mod clips;
+pub mod columns;
+pub mod geometry;
+mod identity;
+pub mod info;
+pub mod lerobot;
+mod robot;
+mod statistics;
+pub mod video;
+
+pub use clips::{ClipId, ClipSample, Dataset};
+pub use identity::sha256_hex;
+pub use statistics::{Range, Statistics};
+
+/// Called with (done, total) while something long goes on; from any thread.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
