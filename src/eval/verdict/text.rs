@@ -1,0 +1,175 @@
+//! The verdict as text: one line for a status bar, a table for a terminal.
+
+use super::{Decision, PointMeans, StepZero, TrajectoryPoint, Verdict};
+
+/// A column group of the trajectory: heading, digits after the point, and the value.
+type Column = (&'static str, usize, fn(&PointMeans) -> f64);
+
+/// In order of weight: a narrow terminal loses the last ones.
+const COLUMNS: [Column; 5] = [
+    ("LPIPS", 4, |means| means.wrist_lpips),
+    ("PSNR dB", 2, |means| means.wrist_psnr),
+    ("SSIM", 4, |means| means.wrist_ssim),
+    ("trans m", 4, |means| means.trans_l2_m),
+    ("rot deg", 2, |means| means.rot_deg),
+];
+/// Columns of the terminal that one value takes, its gap included.
+const CELL: usize = 9;
+const STEP: usize = 8;
+
+impl Verdict {
+    /// One line: `m2_geometry better (16 of 16 points): wrist LPIPS difference -0.0130 [-0.0210, -0.0040]`.
+    pub fn headline(&self) -> String {
+        let decision = match self.decision {
+            Decision::Better => "better",
+            Decision::Worse => "worse",
+            Decision::Undecided => "undecided",
+            Decision::Pending => "pending",
+        };
+        let points = format!("{} of {} points", self.points_done, self.points_planned);
+        let difference = match &self.difference {
+            None => "no difference measured yet".to_string(),
+            Some(difference) => {
+                let so_far = if self.decision == Decision::Pending { " so far" } else { "" };
+                let (mean, low, high) = (difference.mean, difference.low, difference.high);
+                format!("wrist LPIPS difference{so_far} {mean:+.4} [{low:+.4}, {high:+.4}]")
+            }
+        };
+        format!("{} {decision} ({points}): {difference}", self.candidate)
+    }
+
+    /// What was found at step 0, in one sentence.
+    pub fn step_zero_line(&self) -> String {
+        match &self.step_zero {
+            StepZero::Equal { clips } => {
+                format!("step 0: both arms equal in every digit of every metric ({clips} clips)")
+            }
+            StepZero::Differs { clip, field, baseline, candidate } => {
+                format!("step 0: THE ARMS DIFFER, first in {field} of {clip}: {baseline} and {candidate}")
+            }
+            StepZero::Missing => "step 0: not measured in both arms yet".to_string(),
+        }
+    }
+
+    /// The whole verdict for a terminal of `width` columns; lines are no longer than that if it is at least 30.
+    pub fn render_text(&self, width: usize) -> String {
+        let mut lines = wrap(&self.headline(), width);
+        lines.extend(wrap(&self.step_zero_line(), width));
+        if let Some(difference) = &self.difference {
+            let percent = difference.confidence * 100.0;
+            let grounds = format!(
+                "difference = {} - {}, lower is better: mean over {} clips of the mean over {} points after step 0; {percent} % interval from {} bootstrap resamples of the clips",
+                self.candidate, self.baseline, self.clips, self.points_done, difference.resamples
+            );
+            lines.extend(wrap(&grounds, width));
+        }
+        for (arm, get) in self.arms() {
+            lines.extend(self.fall_line(arm, get).iter().flat_map(|line| wrap(line, width)));
+        }
+        if !self.trajectory.is_empty() {
+            lines.push(String::new());
+            lines.extend(self.table(width));
+            lines.push(String::new());
+            lines.extend(wrap(
+                "Wrist frames 1..8. LPIPS decides; PSNR, SSIM and pose are shown and never decide.",
+                width,
+            ));
+        }
+        for note in &self.notes {
+            lines.extend(wrap(&format!("note: {note}"), width));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    fn arms(&self) -> [(&str, fn(&TrajectoryPoint) -> Option<PointMeans>); 2] {
+        [(&self.baseline, |point| point.baseline), (&self.candidate, |point| point.candidate)]
+    }
+
+    /// A sign of life: how far the decision metric has come since step 0.
+    fn fall_line(&self, arm: &str, get: fn(&TrajectoryPoint) -> Option<PointMeans>) -> Option<String> {
+        let points: Vec<(u64, f64)> =
+            self.trajectory.iter().filter_map(|point| Some((point.step, get(point)?.wrist_lpips))).collect();
+        let (&(0, first), &(step, last)) = (points.first()?, points.last()?) else { return None };
+        (step > 0 && first > 0.0).then(|| {
+            let change = 100.0 * (last / first - 1.0);
+            format!("{arm}: wrist LPIPS {first:.4} at step 0, {last:.4} at step {step} ({change:+.1} %)")
+        })
+    }
+
+    /// Two lines of headings, then a line a point: both arms side by side under each metric.
+    fn table(&self, width: usize) -> Vec<String> {
+        let fitting = (width.saturating_sub(STEP) / (2 * CELL)).clamp(1, COLUMNS.len());
+        let columns = COLUMNS.iter().take(fitting);
+        let (baseline, candidate) = labels(&self.baseline, &self.candidate);
+        let mut metrics = format!("{:>STEP$}", "");
+        let mut arms = format!("{:>STEP$}", "step");
+        for (heading, ..) in columns.clone() {
+            metrics.push_str(&format!("{heading:>0$}", 2 * CELL));
+            arms.push_str(&format!("{baseline:>CELL$}{candidate:>CELL$}"));
+        }
+        let mut lines = vec![metrics, arms];
+        for point in &self.trajectory {
+            let mut line = format!("{:>STEP$}", point.step);
+            for (_, digits, get) in columns.clone() {
+                for means in [&point.baseline, &point.candidate] {
+                    let cell = means.as_ref().map_or("-".into(), |means| format!("{:.*}", digits, get(means)));
+                    line.push_str(&format!("{cell:>CELL$}"));
+                }
+            }
+            lines.push(line);
+        }
+        lines
+    }
+}
+
+/// Both arms' names at most a cell wide: as they are, or up to their first `_` or `-` if that tells them apart, or
+/// their ends.
+fn labels<'a>(a: &'a str, b: &'a str) -> (&'a str, &'a str) {
+    let length = |name: &str| name.chars().count();
+    let fits = |name: &str| length(name) < CELL;
+    let head = |name: &'a str| name.split(['_', '-']).next().unwrap_or(name);
+    let tail = |name: &'a str| {
+        let cut = length(name).saturating_sub(CELL - 1);
+        name.char_indices().nth(cut).map_or(name, |(start, _)| name.split_at(start).1)
+    };
+    match (head(a), head(b)) {
+        _ if fits(a) && fits(b) => (a, b),
+        (a, b) if a != b && fits(a) && fits(b) => (a, b),
+        _ => (tail(a), tail(b)),
+    }
+}
+
+/// Breaks at spaces; a word longer than the width stays whole.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arm_names_are_shortened_but_kept_apart() {
+        assert_eq!(labels("m1", "m2"), ("m1", "m2"));
+        assert_eq!(labels("m1_baseline", "m2_geometry"), ("m1", "m2"));
+        assert_eq!(labels("geometry_off", "geometry_on"), ("etry_off", "metry_on"));
+        assert_eq!(labels("ääääääääää", "b"), ("ääääääää", "b"));
+    }
+
+    #[test]
+    fn wrapping_keeps_every_word() {
+        let text = "one two three four-and-more five";
+        assert_eq!(wrap(text, 10), ["one two", "three", "four-and-more", "five"]);
+        assert_eq!(wrap(text, 200), [text]);
+    }
+}
