@@ -284,10 +284,18 @@ impl Dataset {
     /// Those of [`VideoFile`] and [`GeometryCache::load`]; `unknown_clip` for a window that does not exist. The
     /// message names the clip.
     pub fn load(&self, clip: &ClipId) -> Result<ClipSample> {
-        self.read_clip(clip).map_err(|error| Error { what: format!("{clip}: {}", error.what), ..error })
+        self.read_clip(clip, true).map_err(|error| Error { what: format!("{clip}: {}", error.what), ..error })
     }
 
-    fn read_clip(&self, clip: &ClipId) -> Result<ClipSample> {
+    /// The same clip without its pictures (`frames` stays empty): for latents that are cached already.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::load`] that are not about videos.
+    pub fn load_numbers(&self, clip: &ClipId) -> Result<ClipSample> {
+        self.read_clip(clip, false).map_err(|error| Error { what: format!("{clip}: {}", error.what), ..error })
+    }
+
+    fn read_clip(&self, clip: &ClipId, with_pictures: bool) -> Result<ClipSample> {
         let span = span(&self.config);
         let episode = self
             .episode(clip.episode)
@@ -296,7 +304,7 @@ impl Dataset {
         let numbers: Vec<usize> = (0..self.config.frames).map(|k| clip.start + k * self.config.frame_skip).collect();
 
         let mut frames = Vec::with_capacity(self.config.views.len());
-        for view in &self.config.views {
+        for view in self.config.views.iter().filter(|_| with_pictures) {
             frames.push(self.read_view(view, clip.episode, &numbers)?);
         }
         let (proprio, proprio_mask) = arm_rows(self.proprio_dim, &numbers, |frame| {

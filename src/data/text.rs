@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 pub struct TextTable {
     /// Prompt -> [text_len * text_dim]; the empty prompt is always there.
     rows: BTreeMap<String, Vec<f32>>,
+    /// Prompt -> rows that are not padding.
+    lengths: BTreeMap<String, usize>,
 }
 
 impl TextTable {
@@ -22,7 +24,7 @@ impl TextTable {
     /// # Errors
     /// `prompt_too_long`, `text_missing` (the file, or a prompt in it), `text_mismatch` (width).
     pub fn new(config: &TextConfig, model: &ModelConfig, prompts: &[&str]) -> Result<Self> {
-        let mut rows = BTreeMap::new();
+        let (mut rows, mut lengths) = (BTreeMap::new(), BTreeMap::new());
         let file = match config {
             TextConfig::HashedWords => None,
             TextConfig::Embeddings { path } => Some((
@@ -55,9 +57,15 @@ impl TextTable {
                 return Err(Error::data("text_nonfinite", format!("the embedding of \"{prompt}\" is not finite")));
             }
             values.resize(model.text_len * model.text_dim, 0.0);
+            lengths.insert(prompt.to_owned(), tokens);
             rows.insert(prompt.to_owned(), values);
         }
-        Ok(Self { rows })
+        Ok(Self { rows, lengths })
+    }
+
+    /// Rows of a prompt that are not padding.
+    pub fn tokens(&self, prompt: &str) -> usize {
+        self.lengths.get(prompt).copied().unwrap_or(0)
     }
 
     /// The embedding of a prompt, [text_len * text_dim].

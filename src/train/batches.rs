@@ -101,6 +101,8 @@ impl ClipStore {
 pub struct Batch {
     pub input: XwamInput,
     pub targets: Targets,
+    /// Text rows after the prompts: the only padding of this family, computed and attended like any other row.
+    pub padding_rows: usize,
 }
 
 /// Clip of slot `slot` of the whole run: epochs are shuffled by (seed, epoch), every clip once an epoch.
@@ -136,7 +138,10 @@ pub fn build(store: &ClipStore, recipe: &Recipe, step: u64, micro: usize) -> Res
         proprio: Tensor::from_vec(proprio, clean.proprio.shape(), &Device::Cpu)?,
     };
     let (input, targets) = noised(&clean, &noise, &levels, recipe.flow.train_timesteps)?;
-    Ok(Batch { input, targets })
+    let rows = recipe.model.text_len * clips.len();
+    let used = |(clip, &dropped): (&EncodedClip, &bool)| if dropped { 0 } else { store.text.tokens(&clip.sample.prompt) };
+    let padding_rows = rows - clips.iter().zip(&drop_text).map(used).sum::<usize>();
+    Ok(Batch { input, targets, padding_rows })
 }
 
 /// Batches from a step on, a few ahead of their use.

@@ -19,7 +19,7 @@ use crate::data::{Dataset, TextTable, sha256_hex};
 use crate::model::{Parameters, XwamModel};
 use crate::runlog::{
     Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
-    create_folder,
+
 };
 use crate::{Error, Exit, Result};
 use candle_core::{Device, Tensor};
@@ -308,7 +308,7 @@ fn validate(
     stop: &StopFlag,
 ) -> Result<Option<ValidationEvent>> {
     let strips = journal.writer.run().strips(step);
-    create_folder(&strips)?;
+    crate::runlog::atomic::create_folder(&strips)?;
     let run = journal.writer.run().clone();
     let asked = || stop.requested().is_some() || run.stop_request().exists();
     let mut progress = |done, total| journal.phase(Phase::Validating, done, total);
@@ -339,15 +339,17 @@ fn optimizer_step(
     let train = &recipe.train;
     let mut sum = GradientSum::default();
     let mut means = [0.0f64; 4];
-    let (mut data_ms, mut tokens) = (0.0, 0);
+    let (mut data_ms, mut tokens, mut padding_rows, mut text_rows) = (0.0, 0, 0, 0);
     for _ in 0..train.accumulate {
         if let Some(by) = stop_requested() {
             return Ok(StepResult::Interrupted(by));
         }
         let waited = Instant::now();
-        let batches::Batch { input, targets } = loader.next()?;
+        let batches::Batch { input, targets, padding_rows: padding } = loader.next()?;
         data_ms += waited.elapsed().as_secs_f64() * 1e3;
-        tokens += (model.layout(&input)?.tokens() * train.batch_size) as u64;
+        tokens += model.layout(&input)?.tokens() * train.batch_size;
+        text_rows += recipe.model.text_len * train.batch_size;
+        padding_rows += padding;
         let loss = |output: &_| {
             losses(output, &targets, recipe.flow.action_loss_weight, recipe.flow.proprio_loss_weight)
         };
@@ -373,9 +375,8 @@ fn optimizer_step(
         lr,
         step_ms: started.elapsed().as_secs_f64() * 1e3,
         data_ms,
-        // Clips of this family have one length: nothing is padded but the absent arm's dims, which are no tokens.
-        padding_waste: 0.0,
-        tokens,
+        padding_waste: padding_rows as f64 / (tokens + text_rows) as f64,
+        tokens: tokens as u64,
         memory: memory::resident(),
         branch_norm: branch_norm(parameters)?,
     }))
