@@ -85,11 +85,11 @@ fn b_frames_come_out_complete_and_in_order() {
     assert_eq!(all.len(), frames);
 
     // The same episode without B-frames is the order's witness: each picture's nearest neighbour has its own number.
-    let plain = fixtures().join("robosuite_tiny_v21/videos/chunk-000/observation.images.eye_in_hand_rgb/episode_000000.mp4");
+    let plain =
+        fixtures().join("robosuite_tiny_v21/videos/chunk-000/observation.images.eye_in_hand_rgb/episode_000000.mp4");
     let plain = VideoFile::open(&plain).unwrap().read_frames(&(0..frames).collect::<Vec<_>>()).unwrap();
-    let distance = |a: &Picture, b: &Picture| -> u64 {
-        a.y.iter().zip(&b.y).map(|(a, b)| u64::from(a.abs_diff(*b)).pow(2)).sum()
-    };
+    let distance =
+        |a: &Picture, b: &Picture| -> u64 { a.y.iter().zip(&b.y).map(|(a, b)| u64::from(a.abs_diff(*b)).pow(2)).sum() };
     let moving = (1..frames - 1).filter(|frame| distance(&plain[*frame], &plain[frame + 1]) > 200_000);
     let mut checked = 0;
     for frame in moving {

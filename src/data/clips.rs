@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use super::Progress;
 use super::geometry::GeometryCache;
@@ -97,6 +98,8 @@ struct Episode {
     length: usize,
     prompt: String,
     rows: RobotRows,
+    /// Hash over the video files of the recipe's views, once somebody asked for it.
+    videos: OnceLock<String>,
 }
 
 /// A dataset as one recipe sees it. Cheap to share between threads; files are opened for each clip.
@@ -147,14 +150,24 @@ impl Dataset {
             .map(|record| {
                 let rows = robot::read(&metadata, &config.robot, record.episode_index, record.length)?;
                 let prompt = prompt(&metadata, record.episode_index, rows.task_index)?;
-                Ok(Episode { index: record.episode_index, length: record.length, prompt, rows })
+                Ok(Episode {
+                    index: record.episode_index,
+                    length: record.length,
+                    prompt,
+                    rows,
+                    videos: OnceLock::new(),
+                })
             })
             .collect();
         let episodes = read.into_iter().collect::<Result<Vec<_>>>()?;
 
         let held_out = |episode: &Episode| config.validation_episodes.contains(&episode.index);
         let clips = |wanted: bool| -> Vec<ClipId> {
-            episodes.iter().filter(|episode| held_out(episode) == wanted).flat_map(|episode| cut(episode, config)).collect()
+            episodes
+                .iter()
+                .filter(|episode| held_out(episode) == wanted)
+                .flat_map(|episode| cut(episode, config))
+                .collect()
         };
         let (train, validation) = (clips(false), clips(true));
         for (side, clips) in [("training", &train), ("validation", &validation)] {
@@ -278,36 +291,71 @@ impl Dataset {
         identity::hash(&records, &parts, progress)
     }
 
+    /// SHA-256 over the contents of a clip's video files and the frames taken: what its pictures depend on.
+    ///
+    /// A file is hashed once in the life of this value, so a file that changes meanwhile is not seen.
+    ///
+    /// # Errors
+    /// `file_missing` or `not_openable`.
+    pub fn picture_key(&self, clip: &ClipId) -> Result<String> {
+        let episode = self.episode(clip.episode).ok_or_else(|| self.unknown_clip())?;
+        let videos = match episode.videos.get() {
+            Some(videos) => videos,
+            None => {
+                let mut parts = Vec::new();
+                for view in &self.config.views {
+                    let path = self.metadata.video_file(view, clip.episode)?;
+                    parts.push(Part { name: String::new(), path, optional: false });
+                }
+                let hash = identity::hash("", &parts, &|_, _| {})?;
+                episode.videos.get_or_init(|| hash)
+            }
+        };
+        let window = (clip.start, self.config.frames, self.config.frame_skip);
+        Ok(identity::sha256_hex(format!("{videos} {window:?}").as_bytes()))
+    }
+
+    fn unknown_clip(&self) -> Error {
+        Error::data("unknown_clip", "the dataset has no such window").at(&self.metadata.root)
+    }
+
+    /// Everything of a clip but its pictures (`frames` is empty): for a caller that has its latents already.
+    ///
+    /// # Errors
+    /// `unknown_clip`; those of [`GeometryCache::load`]. The message names the clip.
+    pub fn load_without_frames(&self, clip: &ClipId) -> Result<ClipSample> {
+        self.read_numbers(clip).map_err(|error| name_clip(clip, error))
+    }
+
     /// Reads one clip: decodes its window of every view, normalises pose and actions, takes its geometry tokens.
     ///
     /// # Errors
     /// Those of [`VideoFile`] and [`GeometryCache::load`]; `unknown_clip` for a window that does not exist. The
     /// message names the clip.
     pub fn load(&self, clip: &ClipId) -> Result<ClipSample> {
-        self.read_clip(clip, true).map_err(|error| Error { what: format!("{clip}: {}", error.what), ..error })
+        let read = || {
+            let mut sample = self.read_numbers(clip)?;
+            let numbers = self.frame_numbers(clip);
+            for view in &self.config.views {
+                sample.frames.push(self.read_view(view, clip.episode, &numbers)?);
+            }
+            Ok(sample)
+        };
+        read().map_err(|error| name_clip(clip, error))
     }
 
-    /// The same clip without its pictures (`frames` stays empty): for latents that are cached already.
-    ///
-    /// # Errors
-    /// Those of [`Dataset::load`] that are not about videos.
-    pub fn load_numbers(&self, clip: &ClipId) -> Result<ClipSample> {
-        self.read_clip(clip, false).map_err(|error| Error { what: format!("{clip}: {}", error.what), ..error })
+    /// Source frames of a clip.
+    fn frame_numbers(&self, clip: &ClipId) -> Vec<usize> {
+        (0..self.config.frames).map(|k| clip.start + k * self.config.frame_skip).collect()
     }
 
-    fn read_clip(&self, clip: &ClipId, with_pictures: bool) -> Result<ClipSample> {
+    fn read_numbers(&self, clip: &ClipId) -> Result<ClipSample> {
         let span = span(&self.config);
         let episode = self
             .episode(clip.episode)
             .filter(|episode| clip.start.checked_add(span).is_some_and(|last| last < episode.length))
-            .ok_or_else(|| Error::data("unknown_clip", "no such window in the dataset").at(&self.metadata.root))?;
-        let numbers: Vec<usize> = (0..self.config.frames).map(|k| clip.start + k * self.config.frame_skip).collect();
-
-        let mut frames = Vec::with_capacity(self.config.views.len());
-        for view in self.config.views.iter().filter(|_| with_pictures) {
-            frames.push(self.read_view(view, clip.episode, &numbers)?);
-        }
-        let (proprio, proprio_mask) = arm_rows(self.proprio_dim, &numbers, |frame| {
+            .ok_or_else(|| self.unknown_clip())?;
+        let (proprio, proprio_mask) = arm_rows(self.proprio_dim, &self.frame_numbers(clip), |frame| {
             episode.rows.poses.get(frame).map(|row| self.statistics.normalise_pose(row))
         })?;
         // With an action skip, the last action of each group stands for the group.
@@ -322,7 +370,7 @@ impl Dataset {
         };
         Ok(ClipSample {
             clip: *clip,
-            frames,
+            frames: Vec::new(),
             height: self.size.0,
             width: self.size.1,
             proprio,
@@ -349,6 +397,10 @@ impl Dataset {
         }
         Ok(rgb)
     }
+}
+
+fn name_clip(clip: &ClipId, error: Error) -> Error {
+    Error { what: format!("{clip}: {}", error.what), ..error }
 }
 
 /// Source frames from the first to the last frame of a clip.
@@ -429,7 +481,8 @@ fn picture_size(metadata: &Metadata, config: &DataConfig) -> Result<(usize, usiz
         let what = format!("{view} is {width}x{height}, but {first_view} is {}x{}", first.1, first.0);
         return Err(Error::data("wrong_size", what).at(&path).hint("all views of a recipe must have one size"));
     }
-    if first.0 == 0 || first.1 == 0 || !first.0.is_multiple_of(LATENT_STRIDE) || !first.1.is_multiple_of(LATENT_STRIDE) {
+    if first.0 == 0 || first.1 == 0 || !first.0.is_multiple_of(LATENT_STRIDE) || !first.1.is_multiple_of(LATENT_STRIDE)
+    {
         let what = format!("pictures are {}x{}, sides must be multiples of {LATENT_STRIDE}", first.1, first.0);
         return Err(Error::data("wrong_size", what).at(&path));
     }

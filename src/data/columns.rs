@@ -68,12 +68,10 @@ impl<'a> ColumnFile<'a> {
     /// corrupt.
     pub fn read(&self, name: &str) -> Result<Column> {
         let schema = self.reader.metadata().file_metadata().schema_descr();
-        let leaf = schema.columns().iter().position(|column| {
-            column.path().parts().first().is_some_and(|part| part == name)
-        });
+        let leaf =
+            schema.columns().iter().position(|column| column.path().parts().first().is_some_and(|part| part == name));
         let Some(leaf) = leaf else {
-            let mut names: Vec<&str> =
-                schema.root_schema().get_fields().iter().map(|field| field.name()).collect();
+            let mut names: Vec<&str> = schema.root_schema().get_fields().iter().map(|field| field.name()).collect();
             names.sort_unstable();
             return Err(Error::data("missing_column", format!("parquet file has no column {name}"))
                 .at(self.path)

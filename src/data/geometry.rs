@@ -144,9 +144,11 @@ impl GeometryCache {
                 .hint("set data.clip_stride to a multiple of the cache's frame_stride"));
         }
         let row = start / self.info.frame_stride;
-        let cached = frames.data().chunks_exact(8).nth(row).map(|bytes| {
-            bytes.iter().rev().fold(0_i64, |value, byte| value << 8 | i64::from(*byte))
-        });
+        let cached = frames
+            .data()
+            .chunks_exact(8)
+            .nth(row)
+            .map(|bytes| bytes.iter().rev().fold(0_i64, |value, byte| value << 8 | i64::from(*byte)));
         match cached {
             None => return Err(missing(format!("no tokens for frame {start}, the file has {rows} rows"))),
             Some(frame) if frame != start as i64 => {

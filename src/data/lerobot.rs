@@ -169,7 +169,10 @@ impl Metadata {
 fn feature(record: FeatureRecord) -> Feature {
     let pixels = |key: &str| {
         let info = record.info.as_ref()?;
-        info.get(format!("video.{key}")).or_else(|| info.get(key))?.as_u64().and_then(|value| usize::try_from(value).ok())
+        info.get(format!("video.{key}"))
+            .or_else(|| info.get(key))?
+            .as_u64()
+            .and_then(|value| usize::try_from(value).ok())
     };
     let size = match (pixels("height"), pixels("width"), record.shape.as_slice()) {
         (Some(height), Some(width), _) => Some((height, width)),
@@ -257,9 +260,11 @@ fn fill(template: &str, chunk: usize, episode: usize, view: &str) -> Result<Stri
         let digits = format.trim_end_matches('d');
         let digits: usize = match digits {
             "" => 0,
-            digits => digits.parse().ok().filter(|digits| *digits <= 20).ok_or_else(|| {
-                format!("path template {template} has an unknown number format {format}")
-            })?,
+            digits => digits
+                .parse()
+                .ok()
+                .filter(|digits| *digits <= 20)
+                .ok_or_else(|| format!("path template {template} has an unknown number format {format}"))?,
         };
         path.push_str(&format!("{number:0digits$}"));
         rest = after;
@@ -288,7 +293,9 @@ mod tests {
         assert_eq!(of(r#"{"dtype":"video","shape":[180,320,3]}"#), Some((180, 320)));
         assert_eq!(of(r#"{"dtype":"video","shape":[3,180,320],"names":null}"#), Some((180, 320)));
         assert_eq!(
-            of(r#"{"dtype":"video","shape":[3,1,1],"names":{"axes":["a"]},"info":{"video.height":180,"video.width":320}}"#),
+            of(
+                r#"{"dtype":"video","shape":[3,1,1],"names":{"axes":["a"]},"info":{"video.height":180,"video.width":320}}"#
+            ),
             Some((180, 320))
         );
         assert_eq!(of(r#"{"dtype":"float32","shape":[7]}"#), None);

@@ -88,17 +88,8 @@ fn pose(row: &[f64], layout: &RobotLayout) -> PoseRow {
         [one] => row[one],
         _ => 0.0, // refused by the caller
     };
-    [
-        position[0],
-        position[1],
-        position[2],
-        sign * xyzw[3],
-        sign * xyzw[0],
-        sign * xyzw[1],
-        sign * xyzw[2],
-        gripper,
-    ]
-    .map(|value| value as f32)
+    [position[0], position[1], position[2], sign * xyzw[3], sign * xyzw[0], sign * xyzw[1], sign * xyzw[2], gripper]
+        .map(|value| value as f32)
 }
 
 #[cfg(test)]

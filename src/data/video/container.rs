@@ -295,9 +295,10 @@ fn samples(tables: &[Boxed<'_>], file_length: u64) -> Result<Vec<Sample>, String
         .entries
         .iter()
         .flat_map(|run| std::iter::repeat_n(i64::from(run.sample_delta), (run.sample_count as usize).min(count)));
-    let mut composition_offsets = offsets.iter().flat_map(|table| &table.entries).flat_map(|run| {
-        std::iter::repeat_n(i64::from(run.sample_offset), (run.sample_count as usize).min(count))
-    });
+    let mut composition_offsets = offsets
+        .iter()
+        .flat_map(|table| &table.entries)
+        .flat_map(|run| std::iter::repeat_n(i64::from(run.sample_offset), (run.sample_count as usize).min(count)));
 
     let mut samples = Vec::with_capacity(count);
     let mut decode_time = 0_i64;

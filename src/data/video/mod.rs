@@ -95,9 +95,8 @@ impl VideoFile {
         let mut fed: Vec<usize> = (start..end).collect();
         fed.sort_by_key(|index| self.table.samples[*index].composition);
         let wanted: Vec<bool> = fed.iter().map(|index| wanted_coded.contains(index)).collect();
-        let pictures =
-            decoder::decode(&self.table.parameter_sets, self.table.nal_length_size, &samples, &wanted)
-                .map_err(|fault| self.decode_failed(start, fault))?;
+        let pictures = decoder::decode(&self.table.parameter_sets, self.table.nal_length_size, &samples, &wanted)
+            .map_err(|fault| self.decode_failed(start, fault))?;
         let (height, width) = self.size();
         for picture in &pictures {
             if (picture.height, picture.width) != (height, width) {

@@ -1,0 +1,353 @@
+//! The linear codec: two PCA bases with the geometry of the Wan2.2 VAE, so that nothing has to be downloaded.
+//!
+//! A latent cell of the first frame codes its 16x16 patch; one of a later latent frame codes the 16x16 patch of four
+//! frames. Both project on 48 principal directions and divide by the standard deviation of each. The bases are kept
+//! in f16, in memory as on disk, so a codec that was just fitted and one that was loaded are the same codec.
+
+use half::f16;
+use rayon::prelude::*;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use super::principal::{Components, Moments, components};
+use super::{CHANNELS, Extent, LatentCodec, SPACE_STRIDE, TIME_STRIDE};
+use crate::data::{Dataset, Progress, sha256_hex};
+use crate::{Error, Result};
+
+/// Numbers in one frame of a patch: red, green and blue.
+const FRAME_VALUES: usize = 3 * SPACE_STRIDE * SPACE_STRIDE;
+/// Smallest divisor of a channel; a dataset of still pictures has directions without any variance.
+const MIN_DEVIATION: f32 = 1e-4;
+/// Clips decoded at a time while fitting.
+const CLIPS_AT_A_TIME: usize = 16;
+
+/// How much work a fit does. The default is what `data fit-codec` and a first use take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FitSettings {
+    /// Patches for each basis, about.
+    pub patches: usize,
+    /// Iterations of the eigenvector search.
+    pub iterations: usize,
+    /// Weight of a patch of the wrist view against one of another view: the wrist view decides the experiment and,
+    /// with its moving camera, is the hardest to code.
+    pub wrist_weight: f64,
+}
+
+impl Default for FitSettings {
+    fn default() -> Self {
+        Self { patches: 24_000, iterations: 30, wrist_weight: 3.0 }
+    }
+}
+
+/// One PCA basis over patches of `frames` frames.
+#[derive(Clone, Debug, PartialEq)]
+struct Basis {
+    frames: usize,
+    /// [frames * 768]: colour, frame, row, column.
+    mean: Vec<f32>,
+    /// [48, frames * 768], as stored.
+    stored: Vec<f16>,
+    /// The same in f32, for arithmetic.
+    directions: Vec<f32>,
+    /// [48]
+    deviation: Vec<f32>,
+}
+
+/// PCA of space-time patches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearCodec {
+    first: Basis,
+    group: Basis,
+    hash: String,
+}
+
+impl LinearCodec {
+    /// Fits both bases to the training clips of a dataset. The same dataset and settings give the same bits, whatever
+    /// the number of threads. `progress` runs over clips, then over iterations.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::load`], for the first clip (in order) that cannot be read.
+    pub fn fit(dataset: &Dataset, settings: FitSettings, progress: Progress<'_>) -> Result<Self> {
+        let clips = dataset.train();
+        let (height, width) = dataset.picture_size();
+        let extent = Extent { frames: dataset.config().frames, height, width };
+        let latent = extent.latent()?;
+        let wrist = dataset.wrist_view();
+        let patches = clips.len() * dataset.config().views.len() * latent.height * latent.width;
+        let mut first = Sampler::new(1, patches, settings.patches);
+        let mut group = Sampler::new(TIME_STRIDE, patches * (latent.frames - 1), settings.patches);
+
+        let steps = (clips.len() + 2 * settings.iterations) as u64;
+        let mut done = 0;
+        for chunk in clips.chunks(CLIPS_AT_A_TIME) {
+            let samples: Vec<_> = chunk.par_iter().map(|clip| dataset.load(clip)).collect();
+            for sample in samples {
+                let sample = sample?;
+                for view in 0..sample.frames.len() {
+                    let weight = if view == wrist { settings.wrist_weight } else { 1.0 };
+                    let video = sample.video(view);
+                    for time in 0..latent.frames {
+                        let sampler = if time == 0 { &mut first } else { &mut group };
+                        sampler.take(&video, extent, time, weight);
+                    }
+                }
+                done += 1;
+                progress(done, steps);
+            }
+        }
+        let first = first.finish(settings.iterations, |iteration| progress(done + iteration as u64, steps));
+        done += settings.iterations as u64;
+        let group = group.finish(settings.iterations, |iteration| progress(done + iteration as u64, steps));
+        Ok(Self::new(first, group))
+    }
+
+    fn new(first: Basis, group: Basis) -> Self {
+        let mut bytes = b"linear codec 1".to_vec();
+        for basis in [&first, &group] {
+            bytes.extend(basis.stored_bytes());
+            for values in [&basis.mean, &basis.deviation] {
+                bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            }
+        }
+        let hash = sha256_hex(&bytes);
+        Self { first, group, hash }
+    }
+
+    /// Writes the codec whole: a temporary file, flushed, then renamed over `path`.
+    ///
+    /// # Errors
+    /// `write_failed` (exit 74).
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let failed = |error: std::io::Error| {
+            Error::disk("write_failed", format!("the codec cannot be written: {error}")).at(path)
+        };
+        let bytes = self.to_bytes()?;
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
+        let written = std::fs::File::create(&temporary)
+            .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()))
+            .and_then(|()| std::fs::rename(&temporary, path));
+        written.map_err(|error| {
+            let _ = std::fs::remove_file(&temporary); // it may not exist; the write's own error is the one to tell
+            failed(error)
+        })
+    }
+
+    fn to_bytes(&self) -> Result<Vec<u8>> {
+        let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let mut tensors = Vec::new();
+        for (name, basis) in [("first", &self.first), ("group", &self.group)] {
+            let dim = basis.mean.len();
+            tensors.push((format!("{name}.basis"), Dtype::F16, vec![CHANNELS, dim], basis.stored_bytes()));
+            tensors.push((format!("{name}.mean"), Dtype::F32, vec![dim], floats(&basis.mean)));
+            tensors.push((format!("{name}.deviation"), Dtype::F32, vec![CHANNELS], floats(&basis.deviation)));
+        }
+        let crash = |error| Error::crash(format!("the codec cannot be serialised: {error}"));
+        let views = tensors
+            .iter()
+            .map(|(name, dtype, shape, data)| Ok((name, TensorView::new(*dtype, shape.clone(), data).map_err(crash)?)))
+            .collect::<Result<Vec<_>>>()?;
+        safetensors::serialize(views, None).map_err(crash)
+    }
+
+    /// Reads a codec that [`LinearCodec::save`] wrote.
+    ///
+    /// # Errors
+    /// `file_missing`; `not_openable` if it is no linear codec, is cut off or holds a value that is not finite.
+    pub fn load(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Error::data("file_missing", "the codec file is missing")
+                .at(path)
+                .hint("make it with `lbva-tui data fit-codec`"),
+            _ => Error::data("not_openable", format!("the codec cannot be read: {error}")).at(path),
+        })?;
+        Self::from_bytes(&bytes).map_err(|why| {
+            Error::data("not_openable", format!("the codec cannot be read: {why}"))
+                .at(path)
+                .hint("make it again with `lbva-tui data fit-codec`")
+        })
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+        let basis = |name: &str, frames: usize| -> Result<Basis, String> {
+            let dim = frames * FRAME_VALUES;
+            let get = |part: &str, dtype: Dtype, shape: &[usize]| {
+                let name = format!("{name}.{part}");
+                let view = tensors.tensor(&name).map_err(|error| error.to_string())?;
+                if view.dtype() != dtype || view.shape() != shape {
+                    return Err(format!("{name} is {:?} {:?}", view.dtype(), view.shape()));
+                }
+                Ok(view.data().to_vec())
+            };
+            let floats = |data: Vec<u8>| -> Vec<f32> {
+                data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            };
+            let stored: Vec<f16> = get("basis", Dtype::F16, &[CHANNELS, dim])?
+                .chunks_exact(2)
+                .map(|b| f16::from_le_bytes([b[0], b[1]]))
+                .collect();
+            let mean = floats(get("mean", Dtype::F32, &[dim])?);
+            let deviation = floats(get("deviation", Dtype::F32, &[CHANNELS])?);
+            let basis = Basis::new(frames, mean, stored, deviation);
+            let all = || basis.mean.iter().chain(&basis.directions).chain(&basis.deviation);
+            if all().any(|value| !value.is_finite()) || basis.deviation.iter().any(|value| *value <= 0.0) {
+                return Err(format!("{name} holds a value that is not finite, or a deviation of 0"));
+            }
+            Ok(basis)
+        };
+        Ok(Self::new(basis("first", 1)?, basis("group", TIME_STRIDE)?))
+    }
+
+    fn basis(&self, time: usize) -> &Basis {
+        if time == 0 { &self.first } else { &self.group }
+    }
+}
+
+impl LatentCodec for LinearCodec {
+    fn encode(&self, video: &[f32], extent: Extent) -> Result<Vec<f32>> {
+        let latent = extent.latent()?;
+        check_length(video.len(), 3 * extent.cells())?;
+        let cells = latent.cells();
+        let mut latents = vec![0.0; CHANNELS * cells];
+        let mut patch = Vec::with_capacity(self.group.mean.len());
+        for time in 0..latent.frames {
+            let basis = self.basis(time);
+            for cell in 0..latent.height * latent.width {
+                patch.clear();
+                append_patch(&mut patch, video, extent, time, cell);
+                for (value, mean) in patch.iter_mut().zip(&basis.mean) {
+                    *value -= mean;
+                }
+                let at = time * latent.height * latent.width + cell;
+                let rows = basis.directions.chunks_exact(patch.len()).zip(&basis.deviation);
+                for (channel, (direction, deviation)) in rows.enumerate() {
+                    latents[channel * cells + at] = dot(&patch, direction) / deviation;
+                }
+            }
+        }
+        Ok(latents)
+    }
+
+    fn decode(&self, latents: &[f32], extent: Extent) -> Result<Vec<f32>> {
+        let pixels = extent.video();
+        check_length(latents.len(), CHANNELS * extent.cells())?;
+        let mut video = vec![0.0; 3 * pixels.cells()];
+        let cells = extent.cells();
+        let mut patch = Vec::with_capacity(self.group.mean.len());
+        for time in 0..extent.frames {
+            let basis = self.basis(time);
+            for cell in 0..extent.height * extent.width {
+                patch.clear();
+                patch.extend_from_slice(&basis.mean);
+                let at = time * extent.height * extent.width + cell;
+                let rows = basis.directions.chunks_exact(patch.len()).zip(&basis.deviation);
+                for (channel, (direction, deviation)) in rows.enumerate() {
+                    let code = latents[channel * cells + at] * deviation;
+                    for (value, weight) in patch.iter_mut().zip(direction) {
+                        *value += code * weight;
+                    }
+                }
+                for (row, values) in patch_rows(pixels, time, cell).zip(patch.chunks_exact(SPACE_STRIDE)) {
+                    video[row..row + SPACE_STRIDE].copy_from_slice(values);
+                }
+            }
+        }
+        Ok(video)
+    }
+
+    fn hash(&self) -> &str {
+        &self.hash
+    }
+}
+
+impl Basis {
+    fn new(frames: usize, mean: Vec<f32>, stored: Vec<f16>, deviation: Vec<f32>) -> Self {
+        let directions = stored.iter().map(|value| value.to_f32()).collect();
+        Self { frames, mean, stored, directions, deviation }
+    }
+
+    fn stored_bytes(&self) -> Vec<u8> {
+        self.stored.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+}
+
+/// Collects every n-th patch of one kind.
+struct Sampler {
+    frames: usize,
+    moments: Moments,
+    /// One of so many patches is taken.
+    step: usize,
+    seen: usize,
+}
+
+impl Sampler {
+    fn new(frames: usize, available: usize, wanted: usize) -> Self {
+        // Odd, so that it shares no factor with the cells of a row and all places in a picture are met.
+        let step = (available / wanted.max(1)).max(1) | 1;
+        Self { frames, moments: Moments::new(frames * FRAME_VALUES), step, seen: 0 }
+    }
+
+    fn take(&mut self, video: &[f32], extent: Extent, time: usize, weight: f64) {
+        let cells = (extent.height / SPACE_STRIDE) * (extent.width / SPACE_STRIDE);
+        let mut patches = Vec::new();
+        for cell in 0..cells {
+            if (self.seen + cell).is_multiple_of(self.step) {
+                append_patch(&mut patches, video, extent, time, cell);
+            }
+        }
+        self.seen += cells;
+        self.moments.add(&patches, weight);
+    }
+
+    fn finish(self, iterations: usize, progress: impl Fn(usize)) -> Basis {
+        let Components { mean, directions, variances } = components(self.moments, CHANNELS, iterations, progress);
+        Basis::new(
+            self.frames,
+            mean.into_iter().map(|value| value as f32).collect(),
+            directions.into_iter().map(f16::from_f64).collect(),
+            variances.into_iter().map(|variance| (variance.sqrt() as f32).max(MIN_DEVIATION)).collect(),
+        )
+    }
+}
+
+/// Where the 16-pixel rows of a patch start in a video [3, T, H, W], in the order colour, frame, row.
+fn patch_rows(extent: Extent, time: usize, cell: usize) -> impl Iterator<Item = usize> {
+    let Extent { frames, height, width } = extent;
+    let columns = width / SPACE_STRIDE;
+    let (top, left) = (cell / columns * SPACE_STRIDE, cell % columns * SPACE_STRIDE);
+    let (first, last) = if time == 0 { (0, 0) } else { ((time - 1) * TIME_STRIDE + 1, time * TIME_STRIDE) };
+    (0..3).flat_map(move |colour| {
+        (first..=last).flat_map(move |frame| {
+            (0..SPACE_STRIDE).map(move |row| ((colour * frames + frame) * height + top + row) * width + left)
+        })
+    })
+}
+
+fn append_patch(patches: &mut Vec<f32>, video: &[f32], extent: Extent, time: usize, cell: usize) {
+    for row in patch_rows(extent, time, cell) {
+        patches.extend_from_slice(&video[row..row + SPACE_STRIDE]);
+    }
+}
+
+fn check_length(length: usize, expected: usize) -> Result<()> {
+    if length == expected {
+        return Ok(());
+    }
+    Err(Error::refused("bad_extent", format!("{length} numbers where the extent needs {expected}")))
+}
+
+/// Eight running sums, which become two vector registers. Lengths are multiples of 8.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0_f32; 8];
+    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+        for lane in 0..8 {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    sums.iter().sum()
+}
