@@ -34,16 +34,13 @@ pub struct ClipStore {
 impl ClipStore {
     /// The clip's numbers and its latents, decoded and encoded only if the cache does not have them.
     pub fn encoded(&self, clip: &ClipId) -> Result<EncodedClip> {
-        match self.cache.get(clip) {
-            Some(latent) => Ok(EncodedClip { sample: self.dataset.load_numbers(clip)?, latent }),
-            None => {
-                let mut sample = self.dataset.load(clip)?;
-                let latent = codec::encode_clip(self.codec.as_ref(), &sample)?;
-                self.cache.put(clip, &latent)?;
-                sample.frames.clear();
-                Ok(EncodedClip { sample, latent })
-            }
-        }
+        let latent = self.cache.latents(&self.dataset, self.codec.as_ref(), clip)?;
+        Ok(EncodedClip { sample: self.dataset.load_without_frames(clip)?, latent })
+    }
+
+    /// Are the clip's latents cached?
+    pub fn is_cached(&self, clip: &ClipId) -> Result<bool> {
+        self.cache.contains(&self.dataset, self.codec.as_ref(), clip)
     }
 
     /// [B, C, T, V, H, W] of a batch of clips.

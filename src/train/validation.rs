@@ -74,11 +74,6 @@ impl Validator {
         Ok(Self { lpips, truths, position_scale_m: [0, 1, 2].map(|axis| one[axis] - origin[axis]) })
     }
 
-    /// Names of the clips measured, in order: part of the run's identity.
-    pub fn clips(&self) -> Vec<String> {
-        self.truths.iter().map(|truth| truth.clip.to_string()).collect()
-    }
-
     /// Samples and measures all clips. `interrupted` is asked between batches.
     pub fn measure(
         &self,

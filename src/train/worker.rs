@@ -44,6 +44,8 @@ pub struct WorkerSpec {
     pub cache: PathBuf,
     /// Stop with a checkpoint after this step, as a preemption would.
     pub stop_after: Option<u64>,
+    /// Nobody reads this process's output: it goes to the attempt's worker.log.
+    pub detached: bool,
     pub command_line: Vec<String>,
     pub code_version: String,
 }
@@ -74,7 +76,9 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
             arm_yaml: spec.recipe_text.clone(),
         },
     )?;
-    writer.capture_output()?;
+    if spec.detached {
+        writer.capture_output()?;
+    }
     let mut journal = Journal { writer, observe };
     let mut step = start_step;
     let result = (|| {
@@ -141,7 +145,8 @@ fn train(
 
     journal.phase(Phase::BuildingModel, 0, 1)?;
     let initial = Parameters::initialise(&recipe.model, recipe.train.seed, &Device::Cpu)?;
-    journal.writer.bind_identity(&identity(spec, &clips, &initial, journal)?)?;
+    let identity = identity(spec, &clips, &initial, journal)?;
+    journal.writer.bind_identity(&identity)?;
     let (parameters, mut optimizer) = match &from {
         None => {
             let optimizer = AdamW::new(&initial)?;
@@ -209,7 +214,7 @@ fn open_clips(spec: &WorkerSpec, journal: &mut Journal<'_>) -> Result<ClipStore>
     let codec = with_progress(journal, Phase::FittingCodec, |progress| codec::open(&recipe.codec, &dataset, progress))?;
     let (height, width) = dataset.picture_size();
     let extent = Extent { frames: recipe.data.frames, height, width }.latent()?;
-    let cache = LatentCache::open(&spec.cache, codec.as_ref(), &dataset)?;
+    let cache = LatentCache::open(&spec.cache)?;
     Ok(ClipStore { dataset, codec, cache, text, extent })
 }
 
@@ -221,8 +226,12 @@ fn with_progress<T: Send>(
 ) -> Result<T> {
     let (sender, receiver) = crossbeam_channel::bounded::<(u64, u64)>(1);
     std::thread::scope(|scope| {
-        // A full channel means that the reader has news enough.
-        let task = scope.spawn(move || work(&|done, total| drop(sender.try_send((done, total)))));
+        let task = scope.spawn(move || {
+            work(&|done, total| {
+                // A full channel means that the reader has news enough.
+                let _ = sender.try_send((done, total));
+            })
+        });
         let mut last = Instant::now();
         for (done, total) in receiver {
             if last.elapsed().as_millis() >= 200 || done == total {
@@ -242,8 +251,12 @@ fn fill_cache(
     clips: &ClipStore,
 ) -> Result<Option<String>> {
     let measured = validation_clips(clips.dataset.validation(), spec.recipe.validation.clips);
-    let all: Vec<_> = measured.iter().chain(clips.dataset.train()).collect();
-    let missing: Vec<_> = all.iter().filter(|clip| !clips.cache.contains(clip)).collect();
+    let mut missing = Vec::new();
+    for clip in measured.iter().chain(clips.dataset.train()) {
+        if !clips.is_cached(clip)? {
+            missing.push(*clip);
+        }
+    }
     let (index, count) = spec.arm_index;
     let first = index * missing.len() / count.max(1);
     let mut reported = Instant::now();
@@ -255,8 +268,8 @@ fn fill_cache(
             journal.phase(Phase::CachingLatents, done as u64, missing.len() as u64)?;
             reported = Instant::now();
         }
-        let clip = missing[(first + done) % missing.len()];
-        if !clips.cache.contains(clip) {
+        let clip = &missing[(first + done) % missing.len()];
+        if !clips.is_cached(clip)? {
             clips.encoded(clip)?;
         }
     }
