@@ -6,6 +6,7 @@
 
 pub mod codec;
 pub mod config;
+pub mod control;
 pub mod data;
 pub mod error;
 pub mod eval;

@@ -165,7 +165,7 @@ impl RunReader {
             entered = true;
         }
         let grown = match std::fs::metadata(attempt.events()) {
-            Ok(metadata) => self.read_log(&attempt, &metadata, newest)?,
+            Ok(metadata) => self.read_log(&attempt, &metadata)?,
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             Err(error) => return Err(ReadFailure::Io(error)),
         };
@@ -182,7 +182,7 @@ impl RunReader {
     }
 
     /// Reads a log from its offset to its present end.
-    fn read_log(&mut self, attempt: &AttemptDir, metadata: &Metadata, newest: bool) -> Result<bool, ReadFailure> {
+    fn read_log(&mut self, attempt: &AttemptDir, metadata: &Metadata) -> Result<bool, ReadFailure> {
         let Some(tail) = self.tails.last_mut() else { return Ok(false) };
         let replaced = tail.inode != 0 && tail.inode != metadata.ino();
         if replaced || metadata.len() < tail.offset {
@@ -218,8 +218,7 @@ impl RunReader {
             };
             let filled = held + read;
             let bytes = buffer.get(..filled).unwrap_or_default();
-            let used =
-                sink.take(bytes, held, tail, if newest { end.saturating_sub(LOGGED_TAIL_BYTES) } else { u64::MAX });
+            let used = sink.take(bytes, held, tail, end.saturating_sub(LOGGED_TAIL_BYTES));
             changed |= used > 0;
             buffer.copy_within(used..filled, 0);
             held = filled - used;

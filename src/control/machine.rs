@@ -1,0 +1,579 @@
+//! Run control as a pure state machine: an event in, effects out, for one run.
+//!
+//! Requests are bound to an attempt and its pid, not to a place on a screen: if the run has moved on since the question
+//! was asked, nothing happens and the report says so. A state changes on evidence (the run's view), never on the hope
+//! that an effect worked.
+
+use crate::runlog::{Level, Liveness, Phase, RunState, RunView};
+
+/// How long a started worker may take to open its attempt before somebody is told.
+pub const LAUNCH_TIMEOUT_MS: u64 = 60_000;
+/// How long a stop request may go without any sign before somebody is told (and again after as long).
+pub const STOP_TIMEOUT_MS: u64 = 60_000;
+/// How long a killed worker may take to vanish.
+pub const KILL_TIMEOUT_MS: u64 = 10_000;
+
+/// The process that a request means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerRef {
+    pub attempt: u32,
+    pub pid: u32,
+    pub host: String,
+}
+
+impl WorkerRef {
+    /// The worker of the newest attempt.
+    pub fn of(view: &RunView) -> Option<Self> {
+        let started = &view.attempt()?.started;
+        Some(Self { attempt: started.attempt, pid: started.pid, host: started.host.clone() })
+    }
+}
+
+impl std::fmt::Display for WorkerRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "attempt {} (pid {} on {})", self.attempt, self.pid, self.host)
+    }
+}
+
+/// What the machine needs to know of a run at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    pub state: RunState,
+    pub reason: String,
+    pub worker: Option<WorkerRef>,
+    pub liveness: Liveness,
+    /// The worker says that it is writing a checkpoint.
+    pub saving: bool,
+}
+
+impl Facts {
+    pub fn of(view: &RunView, now_ms: u64) -> Self {
+        let (state, reason) = view.state(now_ms);
+        let saving = view.phase.is_some_and(|phase| phase.phase == Phase::Saving);
+        Self { state, reason, worker: WorkerRef::of(view), liveness: view.liveness, saving }
+    }
+
+    fn attempt(&self) -> u32 {
+        self.worker.as_ref().map_or(0, |worker| worker.attempt)
+    }
+
+    fn is_live(&self) -> bool {
+        matches!(self.state, RunState::Starting | RunState::Running | RunState::Stalled | RunState::Stopping)
+    }
+}
+
+/// Names one timeout; one that belongs to a state already left is ignored.
+pub type Token = u64;
+
+/// Where the run is, as far as control is concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// No attempt has started.
+    Waiting,
+    /// A worker was started from here; its attempt (later than `after`) has not appeared.
+    Launching {
+        after: u32,
+        token: Token,
+    },
+    /// An attempt before its first step.
+    Starting,
+    /// Stepping, or stalled.
+    Running,
+    /// Asked to stop; no checkpoint is being written yet.
+    StopRequested {
+        worker: WorkerRef,
+        token: Token,
+    },
+    /// Asked to stop, and writing the checkpoint.
+    Checkpointing {
+        worker: WorkerRef,
+        token: Token,
+    },
+    /// Asked to die at once.
+    Killing {
+        worker: WorkerRef,
+        token: Token,
+    },
+    Stopped,
+    Preempted,
+    Failed,
+    Finished,
+}
+
+/// What can happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Start the run, or resume it from its newest checkpoint.
+    AskStart,
+    /// Stop with a checkpoint.
+    AskStop(WorkerRef),
+    /// Stop without one.
+    AskKill(WorkerRef),
+    /// The run directory was read again.
+    View(Facts),
+    Timeout(Token),
+    /// The process exists (its attempt may not yet).
+    WorkerStarted {
+        pid: u32,
+    },
+    /// A process started from here has ended; `words` say how, in its own last words if it had any.
+    WorkerExited {
+        pid: u32,
+        words: String,
+    },
+    /// An effect could not be performed.
+    EffectFailed {
+        effect: Effect,
+        words: String,
+    },
+}
+
+/// What is to be done about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    StartWorker,
+    WriteStopFile(WorkerRef),
+    Signal { worker: WorkerRef, signal: WorkerSignal },
+    ScheduleTimeout { after_ms: u64, token: Token },
+    Report { level: Level, text: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerSignal {
+    /// SIGTERM: checkpoint, then leave.
+    Stop,
+    /// SIGKILL.
+    Kill,
+}
+
+/// The machine of one run.
+#[derive(Clone, Debug)]
+pub struct RunControl {
+    state: State,
+    facts: Option<Facts>,
+    next_token: Token,
+}
+
+impl Default for RunControl {
+    fn default() -> Self {
+        Self { state: State::Waiting, facts: None, next_token: 1 }
+    }
+}
+
+impl RunControl {
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Takes one event and says what to do.
+    pub fn handle(&mut self, event: Event) -> Vec<Effect> {
+        match event {
+            Event::AskStart => self.ask_start(),
+            Event::AskStop(worker) => self.ask_stop(worker),
+            Event::AskKill(worker) => self.ask_kill(worker),
+            Event::View(facts) => self.view(facts),
+            Event::Timeout(token) => self.timeout(token),
+            Event::WorkerStarted { pid } => vec![info(format!("started worker {pid}"))],
+            Event::WorkerExited { pid, words } => self.worker_exited(pid, &words),
+            Event::EffectFailed { effect, words } => self.effect_failed(&effect, &words),
+        }
+    }
+
+    fn ask_start(&mut self) -> Vec<Effect> {
+        if let State::Launching { .. } = self.state {
+            return vec![warning("not started: a worker is already being started")];
+        }
+        if let Some(facts) = &self.facts {
+            let worker = facts.worker.as_ref().map(WorkerRef::to_string).unwrap_or_default();
+            if facts.is_live() && facts.liveness == Liveness::Unknown {
+                return vec![warning(format!("not started: whether {worker} is over cannot be seen from here"))];
+            }
+            if facts.is_live() {
+                return vec![warning(format!("not started: {worker} is still alive"))];
+            }
+            if facts.state == RunState::Finished {
+                return vec![warning("not started: all steps are done")];
+            }
+        }
+        let after = self.facts.as_ref().map_or(0, Facts::attempt);
+        let token = self.new_token();
+        self.state = State::Launching { after, token };
+        vec![Effect::StartWorker, Effect::ScheduleTimeout { after_ms: LAUNCH_TIMEOUT_MS, token }]
+    }
+
+    /// Refuses a request whose worker is not the one that lives now.
+    fn refusal(&self, verb: &str, worker: &WorkerRef) -> Option<Effect> {
+        let Some(facts) = &self.facts else {
+            return Some(warning(format!("not {verb}: nothing is known of this run yet")));
+        };
+        if facts.worker.as_ref() != Some(worker) {
+            let now = facts.worker.as_ref().map_or_else(|| "no attempt".to_owned(), WorkerRef::to_string);
+            return Some(warning(format!("not {verb}: {worker} was meant, but the run is at {now}")));
+        }
+        (!facts.is_live()).then(|| warning(format!("not {verb}: {worker} is over ({})", facts.reason)))
+    }
+
+    fn ask_stop(&mut self, worker: WorkerRef) -> Vec<Effect> {
+        if let Some(refusal) = self.refusal("stopped", &worker) {
+            return vec![refusal];
+        }
+        if let State::Killing { .. } = self.state {
+            return vec![warning(format!("not stopped: {worker} is being killed"))];
+        }
+        let token = self.new_token();
+        let mut effects = vec![Effect::WriteStopFile(worker.clone())];
+        // A process of another host gets no signal from here; it looks for the file after each step.
+        if self.facts.as_ref().is_some_and(|facts| facts.liveness == Liveness::Alive) {
+            effects.push(Effect::Signal { worker: worker.clone(), signal: WorkerSignal::Stop });
+        }
+        effects.push(Effect::ScheduleTimeout { after_ms: STOP_TIMEOUT_MS, token });
+        self.state = State::StopRequested { worker, token };
+        effects
+    }
+
+    fn ask_kill(&mut self, worker: WorkerRef) -> Vec<Effect> {
+        if let Some(refusal) = self.refusal("killed", &worker) {
+            return vec![refusal];
+        }
+        if self.facts.as_ref().is_some_and(|facts| facts.liveness != Liveness::Alive) {
+            return vec![warning(format!("not killed: {worker} cannot be reached from here"))];
+        }
+        let token = self.new_token();
+        self.state = State::Killing { worker: worker.clone(), token };
+        vec![
+            Effect::Signal { worker, signal: WorkerSignal::Kill },
+            Effect::ScheduleTimeout { after_ms: KILL_TIMEOUT_MS, token },
+        ]
+    }
+
+    fn view(&mut self, facts: Facts) -> Vec<Effect> {
+        let effects = match &self.state {
+            // The old attempt's end says nothing about the worker that was just started.
+            State::Launching { after, .. } if facts.attempt() <= *after => Vec::new(),
+            State::StopRequested { worker, .. }
+            | State::Checkpointing { worker, .. }
+            | State::Killing { worker, .. } => {
+                let worker = worker.clone();
+                self.view_while_ending(&worker, &facts)
+            }
+            _ => {
+                self.follow(&facts);
+                Vec::new()
+            }
+        };
+        self.facts = Some(facts);
+        effects
+    }
+
+    fn view_while_ending(&mut self, worker: &WorkerRef, facts: &Facts) -> Vec<Effect> {
+        if facts.worker.as_ref() != Some(worker) {
+            self.follow(facts);
+            let now = facts.worker.as_ref().map_or_else(|| "no attempt".to_owned(), WorkerRef::to_string);
+            return vec![warning(format!("{worker} is over; the run is now at {now}"))];
+        }
+        if facts.is_live() {
+            if let (State::StopRequested { worker, token }, true) = (&self.state, facts.saving) {
+                self.state = State::Checkpointing { worker: worker.clone(), token: *token };
+            }
+            return Vec::new();
+        }
+        let killed = matches!(self.state, State::Killing { .. });
+        self.follow(facts);
+        let text = match facts.state {
+            RunState::Stopped | RunState::Preempted => format!("stopped: {}", facts.reason),
+            RunState::Finished => format!("finished before it could stop: {}", facts.reason),
+            _ if killed => format!("killed: {}", facts.reason),
+            _ => format!("ended without a clean stop: {}", facts.reason),
+        };
+        let clean = killed || facts.state != RunState::Failed;
+        vec![Effect::Report { level: if clean { Level::Info } else { Level::Error }, text }]
+    }
+
+    /// Takes the state that the evidence shows.
+    fn follow(&mut self, facts: &Facts) {
+        self.state = match (facts.state, &facts.worker) {
+            (RunState::Waiting, _) => State::Waiting,
+            (RunState::Starting, _) => State::Starting,
+            (RunState::Running | RunState::Stalled, _) => State::Running,
+            // Asked by somebody else: no timeout of ours runs.
+            (RunState::Stopping, Some(worker)) if facts.saving => {
+                State::Checkpointing { worker: worker.clone(), token: 0 }
+            }
+            (RunState::Stopping, Some(worker)) => State::StopRequested { worker: worker.clone(), token: 0 },
+            (RunState::Stopping, None) => State::Waiting,
+            (RunState::Stopped, _) => State::Stopped,
+            (RunState::Preempted, _) => State::Preempted,
+            (RunState::Failed, _) => State::Failed,
+            (RunState::Finished, _) => State::Finished,
+        };
+    }
+
+    fn timeout(&mut self, expired: Token) -> Vec<Effect> {
+        match &self.state {
+            State::Launching { token, .. } if *token == expired => {
+                vec![warning(
+                    "the started worker has not opened its attempt yet; see worker-start.log in the run's folder",
+                )]
+            }
+            State::StopRequested { worker, token } if *token == expired => vec![
+                warning(format!("{worker} has not answered the stop request for {} s", STOP_TIMEOUT_MS / 1000)),
+                Effect::ScheduleTimeout { after_ms: STOP_TIMEOUT_MS, token: expired },
+            ],
+            State::Killing { worker, token } if *token == expired => {
+                let text = format!(
+                    "{worker} is still there {} s after SIGKILL (blocked in the kernel?)",
+                    KILL_TIMEOUT_MS / 1000
+                );
+                vec![Effect::Report { level: Level::Error, text }]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn worker_exited(&mut self, pid: u32, words: &str) -> Vec<Effect> {
+        if let State::Launching { .. } = self.state {
+            // It never became an attempt: the run is where it was before.
+            match self.facts.clone() {
+                Some(facts) => self.follow(&facts),
+                None => self.state = State::Waiting,
+            }
+            return vec![Effect::Report { level: Level::Error, text: format!("not started: worker {pid} {words}") }];
+        }
+        Vec::new()
+    }
+
+    fn effect_failed(&mut self, effect: &Effect, words: &str) -> Vec<Effect> {
+        let error = |text: String| vec![Effect::Report { level: Level::Error, text }];
+        match effect {
+            Effect::StartWorker => {
+                match self.facts.clone() {
+                    Some(facts) => self.follow(&facts),
+                    None => self.state = State::Waiting,
+                }
+                error(format!("not started: {words}"))
+            }
+            Effect::Signal { signal: WorkerSignal::Kill, .. } => {
+                if let (State::Killing { .. }, Some(facts)) = (&self.state, self.facts.clone()) {
+                    self.follow(&facts);
+                }
+                error(format!("not killed: {words}"))
+            }
+            // One of the two ways to ask may fail; the other may still be heard, and the timeout tells.
+            Effect::WriteStopFile(_) => error(format!("no stop file written: {words}")),
+            Effect::Signal { signal: WorkerSignal::Stop, .. } => error(format!("no SIGTERM sent: {words}")),
+            Effect::ScheduleTimeout { .. } | Effect::Report { .. } => Vec::new(),
+        }
+    }
+
+    fn new_token(&mut self) -> Token {
+        self.next_token += 1;
+        self.next_token
+    }
+}
+
+fn info(text: impl Into<String>) -> Effect {
+    Effect::Report { level: Level::Info, text: text.into() }
+}
+
+fn warning(text: impl Into<String>) -> Effect {
+    Effect::Report { level: Level::Warning, text: text.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(attempt: u32) -> WorkerRef {
+        WorkerRef { attempt, pid: 4000 + attempt, host: "here".to_owned() }
+    }
+
+    fn facts(state: RunState, attempt: u32) -> Facts {
+        Facts {
+            state,
+            reason: format!("{state:?}"),
+            worker: (attempt > 0).then(|| worker(attempt)),
+            liveness: match state {
+                RunState::Waiting => Liveness::None,
+                RunState::Starting | RunState::Running | RunState::Stalled | RunState::Stopping => Liveness::Alive,
+                _ => Liveness::Dead,
+            },
+            saving: false,
+        }
+    }
+
+    fn at(state: RunState, attempt: u32) -> RunControl {
+        let mut control = RunControl::default();
+        assert_eq!(control.handle(Event::View(facts(state, attempt))), []);
+        control
+    }
+
+    fn token_of(effects: &[Effect]) -> Token {
+        let token = |effect: &Effect| match effect {
+            Effect::ScheduleTimeout { token, .. } => Some(*token),
+            _ => None,
+        };
+        effects.iter().find_map(token).expect("a timeout is scheduled")
+    }
+
+    fn report(effects: &[Effect]) -> (Level, &str) {
+        match effects {
+            [Effect::Report { level, text }] => (*level, text),
+            other => panic!("one report expected, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn from_waiting_to_finished() {
+        let mut control = at(RunState::Waiting, 0);
+        let effects = control.handle(Event::AskStart);
+        assert_eq!(effects.first(), Some(&Effect::StartWorker));
+        assert!(matches!(control.state(), State::Launching { after: 0, .. }));
+        control.handle(Event::WorkerStarted { pid: 4001 });
+        control.handle(Event::View(facts(RunState::Waiting, 0)));
+        assert!(matches!(control.state(), State::Launching { .. }), "an old view does not end the launch");
+        for (seen, expected) in [
+            (RunState::Starting, State::Starting),
+            (RunState::Running, State::Running),
+            (RunState::Stalled, State::Running),
+            (RunState::Finished, State::Finished),
+        ] {
+            assert_eq!(control.handle(Event::View(facts(seen, 1))), []);
+            assert_eq!(control.state(), &expected);
+        }
+        assert!(report(&control.handle(Event::AskStart)).1.contains("all steps are done"));
+    }
+
+    #[test]
+    fn a_stop_passes_through_the_checkpoint_and_reports_the_end() {
+        let mut control = at(RunState::Running, 3);
+        let effects = control.handle(Event::AskStop(worker(3)));
+        assert_eq!(effects[0], Effect::WriteStopFile(worker(3)));
+        assert_eq!(effects[1], Effect::Signal { worker: worker(3), signal: WorkerSignal::Stop });
+        assert!(matches!(control.state(), State::StopRequested { .. }));
+        control.handle(Event::View(facts(RunState::Running, 3)));
+        assert!(matches!(control.state(), State::StopRequested { .. }), "a step in between changes nothing");
+        control.handle(Event::View(Facts { saving: true, ..facts(RunState::Stopping, 3) }));
+        assert!(matches!(control.state(), State::Checkpointing { .. }));
+        let effects = control.handle(Event::View(facts(RunState::Stopped, 3)));
+        assert_eq!(report(&effects), (Level::Info, "stopped: Stopped"));
+        assert_eq!(control.state(), &State::Stopped);
+        let effects = control.handle(Event::AskStart);
+        assert_eq!(effects[0], Effect::StartWorker);
+        control.handle(Event::View(facts(RunState::Stopped, 3)));
+        assert!(matches!(control.state(), State::Launching { after: 3, .. }));
+        control.handle(Event::View(facts(RunState::Starting, 4)));
+        assert_eq!(control.state(), &State::Starting);
+    }
+
+    #[test]
+    fn a_request_for_another_attempt_or_for_a_dead_one_does_nothing() {
+        for ask in [Event::AskStop(worker(2)), Event::AskKill(worker(2))] {
+            let mut control = at(RunState::Running, 3);
+            assert_eq!(report(&control.handle(ask)).0, Level::Warning);
+            assert_eq!(control.state(), &State::Running);
+        }
+        for ask in [Event::AskStop(worker(3)), Event::AskKill(worker(3))] {
+            for state in [RunState::Stopped, RunState::Failed, RunState::Finished, RunState::Preempted] {
+                let mut control = at(state, 3);
+                assert!(report(&control.handle(ask.clone())).1.contains("is over"));
+            }
+        }
+        let mut reused = worker(3);
+        reused.pid += 1;
+        assert_eq!(report(&at(RunState::Running, 3).handle(Event::AskKill(reused))).0, Level::Warning);
+        assert_eq!(report(&RunControl::default().handle(Event::AskStop(worker(1)))).0, Level::Warning);
+    }
+
+    #[test]
+    fn another_host_gets_the_file_but_no_signal() {
+        let mut control = RunControl::default();
+        control.handle(Event::View(Facts { liveness: Liveness::Unknown, ..facts(RunState::Running, 3) }));
+        let effects = control.handle(Event::AskStop(worker(3)));
+        assert!(effects.iter().all(|effect| !matches!(effect, Effect::Signal { .. })), "{effects:?}");
+        assert_eq!(effects[0], Effect::WriteStopFile(worker(3)));
+        let mut control = RunControl::default();
+        control.handle(Event::View(Facts { liveness: Liveness::Unknown, ..facts(RunState::Stalled, 3) }));
+        assert!(report(&control.handle(Event::AskKill(worker(3)))).1.contains("cannot be reached"));
+        assert!(report(&control.handle(Event::AskStart)).1.contains("cannot be seen"));
+    }
+
+    #[test]
+    fn an_unanswered_stop_is_reported_again_and_again_and_a_stale_timeout_never() {
+        let mut control = at(RunState::Running, 3);
+        let token = token_of(&control.handle(Event::AskStop(worker(3))));
+        for _ in 0..2 {
+            let effects = control.handle(Event::Timeout(token));
+            assert_eq!(effects.len(), 2);
+            assert_eq!(token_of(&effects), token);
+        }
+        let newer = token_of(&control.handle(Event::AskStop(worker(3))));
+        assert_ne!(newer, token);
+        assert_eq!(control.handle(Event::Timeout(token)), []);
+        control.handle(Event::View(facts(RunState::Stopped, 3)));
+        assert_eq!(control.handle(Event::Timeout(newer)), []);
+    }
+
+    #[test]
+    fn a_kill_ends_in_evidence_of_death() {
+        let mut control = at(RunState::Stalled, 3);
+        let effects = control.handle(Event::AskKill(worker(3)));
+        assert_eq!(effects[0], Effect::Signal { worker: worker(3), signal: WorkerSignal::Kill });
+        assert!(report(&control.handle(Event::AskStop(worker(3)))).1.contains("being killed"));
+        assert_eq!(report(&control.handle(Event::Timeout(token_of(&effects)))).0, Level::Error);
+        let effects = control.handle(Event::View(facts(RunState::Failed, 3)));
+        assert_eq!(report(&effects), (Level::Info, "killed: Failed"));
+        assert_eq!(control.state(), &State::Failed);
+    }
+
+    #[test]
+    fn a_failed_kill_leaves_the_run_as_it_is() {
+        let mut control = at(RunState::Running, 3);
+        let effects = control.handle(Event::AskKill(worker(3)));
+        let failed = Event::EffectFailed { effect: effects[0].clone(), words: "gone".to_owned() };
+        assert_eq!(report(&control.handle(failed)), (Level::Error, "not killed: gone"));
+        assert_eq!(control.state(), &State::Running);
+    }
+
+    #[test]
+    fn a_worker_that_dies_before_its_attempt_brings_the_old_state_back_with_its_last_words() {
+        let mut control = at(RunState::Stopped, 3);
+        let token = token_of(&control.handle(Event::AskStart));
+        assert!(report(&control.handle(Event::AskStart)).1.contains("already being started"));
+        assert_eq!(report(&control.handle(Event::Timeout(token))).0, Level::Warning);
+        let exited = Event::WorkerExited { pid: 9, words: "exited with code 78: identity differs".to_owned() };
+        assert_eq!(
+            report(&control.handle(exited)),
+            (Level::Error, "not started: worker 9 exited with code 78: identity differs")
+        );
+        assert_eq!(control.state(), &State::Stopped);
+        control.handle(Event::AskStart);
+        let failed = Event::EffectFailed { effect: Effect::StartWorker, words: "no such file".to_owned() };
+        assert_eq!(report(&control.handle(failed)), (Level::Error, "not started: no such file"));
+        assert_eq!(control.state(), &State::Stopped);
+    }
+
+    #[test]
+    fn a_stop_that_ends_in_death_is_an_error_and_a_race_with_the_end_is_not() {
+        let mut control = at(RunState::Running, 3);
+        control.handle(Event::AskStop(worker(3)));
+        assert_eq!(report(&control.handle(Event::View(facts(RunState::Failed, 3)))).0, Level::Error);
+        let mut control = at(RunState::Running, 3);
+        control.handle(Event::AskStop(worker(3)));
+        let effects = control.handle(Event::View(facts(RunState::Finished, 3)));
+        assert!(report(&effects).1.starts_with("finished before it could stop"));
+        let mut control = at(RunState::Running, 3);
+        control.handle(Event::AskStop(worker(3)));
+        let effects = control.handle(Event::View(facts(RunState::Running, 4)));
+        assert!(report(&effects).1.contains("the run is now at attempt 4"));
+        assert_eq!(control.state(), &State::Running);
+    }
+
+    #[test]
+    fn a_stop_asked_elsewhere_is_followed() {
+        let mut control = at(RunState::Stopping, 3);
+        assert!(matches!(control.state(), State::StopRequested { token: 0, .. }));
+        let effects = control.handle(Event::View(facts(RunState::Preempted, 3)));
+        assert_eq!(report(&effects), (Level::Info, "stopped: Preempted"));
+        assert_eq!(control.state(), &State::Preempted);
+    }
+}

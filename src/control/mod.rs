@@ -1,0 +1,15 @@
+//! Starting, stopping and resuming workers, for the console and for `--no-ui` alike.
+//!
+//! [`machine`] decides and touches nothing; [`local`] performs its effects on this machine; [`Controller`] joins the two
+//! for all arms of an experiment; [`supervise`] drives a controller without a screen. What a worker is doing is known
+//! from its run directory only.
+
+mod controller;
+pub mod local;
+pub mod machine;
+mod supervisor;
+
+pub use controller::{Controller, Report, Request};
+pub use local::{LocalDriver, WorkerCommand, WorkerExit};
+pub use machine::WorkerRef;
+pub use supervisor::{ArmOutcome, Progress, SuperviseOptions, SupervisorOutcome, supervise};
