@@ -4,8 +4,10 @@
 //! -> [`runlog`] -> [`console`]. [`control`] starts and stops worker processes and reads only the run directory.
 //! The trainer and the console meet nowhere else. `docs/architecture.md` has the rooms and their invariants.
 
+pub mod cli;
 pub mod codec;
 pub mod config;
+pub mod console;
 pub mod control;
 pub mod data;
 pub mod error;

@@ -13,6 +13,7 @@ mod typed;
 mod types;
 mod validate;
 
+pub(crate) use count::thousands;
 pub use count::{ParameterCount, Part, count, parameter_shapes};
 pub use experiment::{Arm, Examination, Experiment, examine};
 pub use types::*;
@@ -33,13 +34,19 @@ pub fn load(path: &Path) -> Result<Recipe> {
 /// [`load`] with `key=value` overrides from the command line on top; their relative paths resolve against the current
 /// directory.
 pub fn load_with(path: &Path, overrides: &[String]) -> Result<Recipe> {
-    let mut layers = resolve::Layers::read(path)?;
-    layers.add_command_line(overrides)?;
-    let (recipe, problems) = layers.resolve()?;
+    let (recipe, problems) = examine_recipe(path, overrides)?;
     match first_problem(problems) {
         Some(problem) => Err(problem),
         None => Ok(recipe),
     }
+}
+
+/// [`load_with`], listing every problem of the values instead of failing at the first. A fault of form (not YAML, a key,
+/// a type) leaves no recipe and is the error.
+pub fn examine_recipe(path: &Path, overrides: &[String]) -> Result<(Recipe, Vec<Error>)> {
+    let mut layers = resolve::Layers::read(path)?;
+    layers.add_command_line(overrides)?;
+    layers.resolve()
 }
 
 /// The first of several problems, saying how many more there are.

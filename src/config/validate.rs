@@ -166,9 +166,11 @@ fn model(check: &mut Check, recipe: &Recipe) {
         });
         let head = model.dim / heads;
         // Rotary positions turn pairs, and each of the three axes needs one.
-        check.that(!model.dim.is_multiple_of(heads) || (head >= 6 && head % 2 == 0), "model.num_heads", || {
-            format!("head size {head} (dim {} / {heads} heads) must be even and at least 6", model.dim)
-        });
+        check.that(
+            !model.dim.is_multiple_of(heads) || (head >= 6 && head.is_multiple_of(2)),
+            "model.num_heads",
+            || format!("head size {head} (dim {} / {heads} heads) must be even and at least 6", model.dim),
+        );
     }
     check.that(model.in_dim == LATENT_CHANNELS, "model.in_dim", || {
         format!("the codec has {LATENT_CHANNELS} latent channels, found {}", model.in_dim)

@@ -1,0 +1,297 @@
+//! The commands, their arguments and the help that teaches them.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Train and watch video-action world models, two arms side by side.
+#[derive(Debug, Parser)]
+#[command(
+    name = "lbva-tui",
+    version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("LBVA_COMMIT"), ")"),
+    about = "Train and watch video-action world models, two arms side by side",
+    long_about = "Train and watch video-action world models, two arms side by side.\n\n\
+        An experiment is a folder with an experiment.yaml: a base recipe, arms that differ in declared fields, and one \
+        decision rule. Each arm trains in a process of its own; this program starts and stops them, and draws what \
+        their run directories say. Leaving the console leaves the runs running.",
+    after_help = EXIT_CODES,
+    max_term_width = 100
+)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub global: Global,
+    /// Folder of experiments, or one experiment, to open in the console [default: experiments]
+    pub path: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+const EXIT_CODES: &str = "\
+Examples:
+  lbva-tui demo                       train both arms of the shipped demo and watch them
+  lbva-tui                            open the console over experiments/
+  lbva-tui check experiments/demo     decide in seconds what a CPU can decide
+  lbva-tui run experiments/demo --no-ui --set train.lr=1e-4
+
+Exit codes:
+   0  all steps done
+   2  the command line is wrong
+  65  a dataset, clip or input file is absent or broken
+  69  a device or the network cannot be used
+  70  the program failed
+  74  a file could not be written: disk full, quota, permissions
+  75  stopped early with a durable checkpoint: resume it
+  78  configuration or identity refused: retrying will not help";
+
+/// Options of every command.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Global {
+    /// Print lines instead of drawing a console (implied without a terminal)
+    #[arg(long, global = true)]
+    pub no_ui: bool,
+    /// Print JSON on stdout and nothing else there: one document, or a line an event while running
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Look only: no start, stop, resume or kill
+    #[arg(long, global = true)]
+    pub read_only: bool,
+    #[command(flatten)]
+    pub look: Look,
+}
+
+/// How the console looks.
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Console")]
+pub struct Look {
+    /// Colours for a light background
+    #[arg(long, global = true, conflicts_with = "dark")]
+    pub light: bool,
+    /// Colours for a dark background
+    #[arg(long, global = true)]
+    pub dark: bool,
+    /// Plain ASCII instead of line-drawing and braille characters
+    #[arg(long, global = true)]
+    pub ascii: bool,
+    /// When to use colours (NO_COLOR is honoured by auto)
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: ColorWhen,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ColorWhen {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+/// One command.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train the shipped demo: both arms, on a CPU, in minutes
+    #[command(after_help = DEMO_EXAMPLES)]
+    Demo(DemoArguments),
+    /// Train the arms of an experiment
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArguments),
+    /// Continue arms from their last complete checkpoint
+    #[command(after_help = RESUME_EXAMPLES)]
+    Resume(ResumeArguments),
+    /// Stop arms, after a checkpoint
+    #[command(after_help = STOP_EXAMPLES)]
+    Stop(StopArguments),
+    /// Decide in seconds everything that a CPU can decide
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(CheckArguments),
+    /// Prove the engine against reference numbers
+    #[command(after_help = VERIFY_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
+    Verify(VerifyArguments),
+    /// PSNR, SSIM and LPIPS of two pictures, or of two folders picture by picture
+    #[command(after_help = METRICS_EXAMPLES)]
+    Metrics(MetricsArguments),
+    /// Look at a dataset, fit its latent codec
+    #[command(after_help = DATA_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
+    Data(DataArguments),
+    /// Both arms' trajectories over all validation points, and the verdict
+    #[command(after_help = REPORT_EXAMPLES)]
+    Report(ReportArguments),
+}
+
+const DEMO_EXAMPLES: &str = "\
+Examples:
+  lbva-tui demo
+  lbva-tui demo --no-ui --steps 20
+  lbva-tui demo --set train.seed=7
+
+The same as `lbva-tui run experiments/demo`, from anywhere inside the repository.";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  lbva-tui run experiments/demo
+  lbva-tui run experiments/demo --arm m1_baseline --steps 100
+  lbva-tui run experiments/demo --set train.lr=1e-4 --set data.validation_episodes=[3,7]
+
+Overrides apply to every arm, on top of the recipe and the arm's own. A value is YAML; a relative
+path in it resolves against the current folder.";
+
+const RESUME_EXAMPLES: &str = "\
+Examples:
+  lbva-tui resume experiments/demo --arm m2_geometry
+
+Refused (exit 78) if code, configuration, clips or arm differ from those of the checkpoint.";
+
+const STOP_EXAMPLES: &str = "\
+Examples:
+  lbva-tui stop experiments/demo --arm m1_baseline
+  lbva-tui stop experiments/demo --arm m1_baseline --kill
+
+A stopped arm writes a checkpoint at its next step, exits with 75 and can be resumed. A killed one
+loses what it did since its last checkpoint.";
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  lbva-tui check experiments/demo
+  lbva-tui check configs/xwam_5b.yaml
+  lbva-tui check experiments/demo --set train.lr=1e-4 --json
+
+Lists every problem, not only the first; exit 0 without any, else the code of the first.";
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  lbva-tui verify golden xwam_public.safetensors";
+
+const METRICS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui metrics truth.png prediction.png
+  lbva-tui metrics truth/ predictions/ --json
+
+Pictures of one size, 8 bits a channel; folders are matched by file name.";
+
+const DATA_EXAMPLES: &str = "\
+Examples:
+  lbva-tui data info experiments/demo
+  lbva-tui data fit-codec experiments/demo";
+
+const REPORT_EXAMPLES: &str = "\
+Examples:
+  lbva-tui report experiments/demo
+  lbva-tui report experiments/demo --json";
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct Overrides {
+    /// Train for this many optimizer steps (short for --set train.steps=N)
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Override a field of the recipe, as in train.lr=1e-4; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl Overrides {
+    /// As `key=value` texts, in an order in which the shorthand wins.
+    pub fn texts(&self) -> Vec<String> {
+        self.set.iter().cloned().chain(self.steps.map(|steps| format!("train.steps={steps}"))).collect()
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct DemoArguments {
+    /// Only this arm; may be repeated [default: all]
+    #[arg(long, value_name = "ARM")]
+    pub arm: Vec<String>,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// Folder with an experiment.yaml
+    pub experiment: PathBuf,
+    /// Only this arm; may be repeated [default: all]
+    #[arg(long, value_name = "ARM")]
+    pub arm: Vec<String>,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+#[derive(Debug, Args)]
+pub struct ResumeArguments {
+    /// Folder with an experiment.yaml
+    pub experiment: PathBuf,
+    /// The arm to continue; may be repeated
+    #[arg(long, value_name = "ARM", required = true)]
+    pub arm: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StopArguments {
+    /// Folder with an experiment.yaml
+    pub experiment: PathBuf,
+    /// The arm to stop; may be repeated
+    #[arg(long, value_name = "ARM", required = true)]
+    pub arm: Vec<String>,
+    /// End it at once, without a checkpoint
+    #[arg(long)]
+    pub kill: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArguments {
+    /// Folder with an experiment.yaml, or one recipe file
+    pub path: PathBuf,
+    /// Override a field of the recipe, as in train.lr=1e-4; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct VerifyArguments {
+    #[command(subcommand)]
+    pub what: Verify,
+}
+
+/// What can be proven.
+#[derive(Debug, Subcommand)]
+pub enum Verify {
+    /// Recompute a golden file: outputs, losses and every gradient, against its stated tolerances
+    Golden {
+        /// Golden files (safetensors)
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct MetricsArguments {
+    /// A picture, or a folder of pictures (the truth)
+    pub a: PathBuf,
+    /// A picture, or a folder of pictures (the prediction)
+    pub b: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct DataArguments {
+    #[command(subcommand)]
+    pub what: Data,
+}
+
+/// What can be done with a dataset.
+#[derive(Debug, Subcommand)]
+pub enum Data {
+    /// Episodes, views, clips and identity of a dataset
+    Info {
+        /// An experiment's folder, a recipe file, or a dataset's folder
+        path: PathBuf,
+    },
+    /// Fit the linear latent codec on the training episodes
+    FitCodec {
+        /// An experiment's folder, or a recipe file
+        path: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct ReportArguments {
+    /// Folder with an experiment.yaml
+    pub experiment: PathBuf,
+}

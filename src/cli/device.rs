@@ -1,0 +1,56 @@
+//! Which device a run would compute on, and why: the same words in `check` and in the run's own log.
+
+use crate::config::DeviceChoice;
+use serde::Serialize;
+
+/// A device and the ground for choosing it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// `cpu`, `cuda:0`.
+    pub name: String,
+    pub reason: String,
+}
+
+impl Device {
+    fn new(name: &str, reason: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), reason: reason.into() }
+    }
+}
+
+/// The device that `choice` comes to on this machine. Never fails: a machine without CUDA computes on its CPU.
+pub fn describe(choice: &DeviceChoice) -> Device {
+    match choice {
+        DeviceChoice::Cpu => Device::new("cpu", "asked for"),
+        DeviceChoice::Auto => automatic(),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn automatic() -> Device {
+    Device::new("cpu", "built without CUDA")
+}
+
+#[cfg(feature = "cuda")]
+fn automatic() -> Device {
+    match first_gpu() {
+        Ok(name) => Device::new("cuda:0", name),
+        Err(reason) => Device::new("cpu", format!("no CUDA device: {reason}")),
+    }
+}
+
+/// Name of the first GPU. The driver's library is opened here, at run time, so that the same binary starts on a login
+/// node that has none.
+#[cfg(feature = "cuda")]
+fn first_gpu() -> Result<String, String> {
+    use cudarc::driver::{CudaContext, sys};
+    // SAFETY: asks the dynamic loader for the library and nothing else; every other call of cudarc panics where the
+    // library is absent, so this has to come first.
+    if !unsafe { sys::is_culib_present() } {
+        return Err("the CUDA driver's library (libcuda) is not installed".to_owned());
+    }
+    let count = CudaContext::device_count().map_err(|error| error.to_string())?;
+    if count < 1 {
+        return Err("the driver lists none".to_owned());
+    }
+    CudaContext::new(0).and_then(|context| context.name()).map_err(|error| error.to_string())
+}

@@ -1,0 +1,105 @@
+//! The command line: arguments -> one function a command, each in its own file and thin.
+//!
+//! Everything that scripts rely on is decided here: exit codes, one `error:` line on stderr, `--json` on stdout and
+//! nothing else there, and whether there is a screen to draw on.
+
+mod arguments;
+mod check;
+mod device;
+mod output;
+mod run;
+mod verify;
+
+pub use arguments::{Arguments, Command};
+pub use device::{Device, describe};
+
+use crate::{Error, Exit, Result};
+use arguments::Global;
+use clap::Parser;
+use clap::error::ErrorKind;
+use std::io::IsTerminal;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+/// Code commit this binary was built from: 12 hex digits, `-dirty` if the tree differed, or `unknown`.
+pub const COMMIT: &str = env!("LBVA_COMMIT");
+
+/// The whole program: parses, runs one command, maps its end to an exit code.
+pub fn main() -> ExitCode {
+    let code = match catch_unwind(AssertUnwindSafe(start)) {
+        Ok(exit) => exit.code(),
+        // The panic hook has said where.
+        Err(_) => {
+            eprintln!("error: the program failed at the place named above; this is a bug");
+            Exit::Crash.code()
+        }
+    };
+    ExitCode::from(code)
+}
+
+fn start() -> Exit {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return usage(&error),
+    };
+    let json = arguments.global.json;
+    match dispatch(arguments) {
+        Ok(exit) => exit,
+        Err(error) => {
+            output::fail(&error, json);
+            error.exit
+        }
+    }
+}
+
+/// clap's own words, and its document for a script that asked for one.
+fn usage(error: &clap::Error) -> Exit {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        // Help that was asked for goes to stdout; a reader that left early is no error.
+        let _ = error.print();
+        return Exit::Done;
+    }
+    let _ = error.print();
+    if std::env::args_os().any(|argument| argument == "--json") {
+        let text = error.render().to_string();
+        let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        output::document_of(&Error::usage("usage", what));
+    }
+    Exit::Usage
+}
+
+fn dispatch(arguments: Arguments) -> Result<Exit> {
+    let Arguments { global, path, command } = arguments;
+    match (command, path) {
+        (Some(_), Some(path)) => Err(Error::usage("usage", format!("{} stands before the command", path.display()))
+            .hint("name the experiment after the command, as in: lbva-tui run experiments/demo")),
+        (Some(Command::Check(check)), None) => check::check(&check, &global),
+        (Some(Command::Verify(verify)), None) => verify::verify(&verify, &global),
+        _ => todo!(),
+    }
+}
+
+/// Is there a screen to draw on? Says once on stderr why not, unless `--no-ui` or `--json` asked for lines.
+pub(crate) fn has_screen(global: &Global) -> bool {
+    if global.no_ui || global.json {
+        return false;
+    }
+    let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let kind = std::env::var("TERM").unwrap_or_default();
+    let reason = match (terminal, kind.as_str()) {
+        (false, _) => "no terminal",
+        (true, "dumb") => "TERM=dumb",
+        (true, "") => "TERM is not set",
+        (true, _) => return true,
+    };
+    eprintln!("{reason}: going on as with --no-ui");
+    false
+}
+
+/// Refuses what `--read-only` forbids.
+pub(crate) fn allow_writing(global: &Global, action: &str) -> Result<()> {
+    match global.read_only {
+        true => Err(Error::usage("read_only", format!("{action} is not possible with --read-only"))),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,228 @@
+//! The thread that knows the runs: reads their directories as they change, drives run control, and sends what it finds
+//! as messages. It shares nothing with the screen; unchanged runs pass by reference count.
+
+use super::app::{Msg, Target};
+use super::run::ConsoleOptions;
+use super::snapshot::{ConsoleSnapshot, LoadProgress};
+use super::status;
+use crate::control::{Controller, LocalDriver, Request, WorkerRef};
+use crate::runlog::{ExperimentRuns, Level, RunReader, RunState, RunView, Watcher, now_ms};
+use crossbeam_channel::{Receiver, Sender};
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Runs are looked at this often even if nothing reported a change: states also change by silence.
+const LOOK: Duration = Duration::from_secs(1);
+/// Children and time-outs of run control are looked at this often.
+const CONTROL: Duration = Duration::from_millis(250);
+/// Two snapshots are at least this far apart.
+const PACE: Duration = Duration::from_millis(200);
+
+/// What the screen asks of the feed.
+#[derive(Clone, Debug)]
+pub enum Command {
+    Stop(Target),
+    Kill(Target),
+    Resume { arm: String },
+    Refresh,
+}
+
+/// Reads, watches and controls until the screen is gone.
+pub fn run(experiment: ExperimentRuns, mut options: ConsoleOptions, commands: &Receiver<Command>, messages: &Sender<Msg>) {
+    let mut feed = Feed {
+        title: options.title.clone(),
+        question: options.question.clone(),
+        planned_validations: options.planned_validations,
+        controller: options.worker.take().map(|worker| {
+            let by = "console";
+            Controller::new(LocalDriver::new(worker, by), options.read_only)
+        }),
+        verdict: options.verdict.take(),
+        judged: 0,
+        readers: Vec::new(),
+        runs: Vec::new(),
+        last_verdict: None,
+        experiment,
+        arms: options.arms.clone(),
+    };
+    #[cfg(debug_assertions)]
+    if std::env::var_os("LBVA_TEST_PANIC").is_some_and(|value| value == "runs") {
+        panic!("asked to by LBVA_TEST_PANIC");
+    }
+    if let Err(error) = feed.first_look(messages) {
+        let _ = messages.send(Msg::LoadFailed(error.to_string()));
+    }
+    if options.start_missing_arms && !options.read_only {
+        feed.start_missing();
+    }
+    // Without a watch the slow look remains.
+    let watcher = Watcher::new(vec![feed.experiment.root()]).ok();
+    let never = crossbeam_channel::never();
+    let changes = watcher.as_ref().map_or(&never, Watcher::changes);
+    let mut last_look = Instant::now();
+    let mut changed = false;
+    loop {
+        let mut look = false;
+        crossbeam_channel::select! {
+            recv(commands) -> command => match command {
+                Ok(Command::Refresh) => look = true,
+                Ok(command) => feed.obey(command, messages),
+                Err(_) => return,
+            },
+            recv(changes) -> _ => changed = true,
+            default(CONTROL) => {}
+        }
+        look |= last_look.elapsed() >= if changed { PACE } else { LOOK };
+        if look {
+            last_look = Instant::now();
+            changed = false;
+            if let Err(error) = feed.look(messages) {
+                let _ = messages.send(Msg::EffectResult { ok: false, text: error.to_string() });
+            }
+        }
+        feed.control(messages);
+    }
+}
+
+struct Feed {
+    title: String,
+    question: String,
+    planned_validations: u64,
+    controller: Option<Controller>,
+    verdict: Option<super::run::VerdictSource>,
+    /// Validation points when the verdict was last formed.
+    judged: usize,
+    last_verdict: Option<super::snapshot::VerdictView>,
+    experiment: ExperimentRuns,
+    /// The experiment's arms in their order; runs on disk beyond them follow by name.
+    arms: Vec<String>,
+    readers: Vec<RunReader>,
+    runs: Vec<Arc<RunView>>,
+}
+
+impl Feed {
+    /// Opens what is on disk, all runs at once, and reports how many are read.
+    fn first_look(&mut self, messages: &Sender<Msg>) -> crate::Result<()> {
+        self.find_runs()?;
+        let total = self.readers.len();
+        let done = AtomicUsize::new(0);
+        let _ = messages.send(Msg::Loading(LoadProgress { done: 0, total }));
+        let now = now_ms();
+        let errors: Vec<crate::Error> = self
+            .readers
+            .par_iter_mut()
+            .filter_map(|reader| {
+                let error = reader.poll(now).err();
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                let _ = messages.send(Msg::Loading(LoadProgress { done, total }));
+                error
+            })
+            .collect();
+        self.runs = self.readers.iter().map(|reader| Arc::new(reader.view().clone())).collect();
+        self.publish(messages);
+        for error in errors {
+            let _ = messages.send(Msg::EffectResult { ok: false, text: error.to_string() });
+        }
+        Ok(())
+    }
+
+    /// A reader for each arm and each run on disk, in order. Returns whether there are new ones.
+    fn find_runs(&mut self) -> crate::Result<bool> {
+        let on_disk: BTreeSet<String> = self.experiment.list()?.iter().map(|run| run.arm()).collect();
+        let known: BTreeSet<String> = self.readers.iter().map(|reader| reader.run().arm()).collect();
+        let declared = self.arms.iter().filter(|arm| !known.contains(*arm));
+        let found = on_disk.iter().filter(|arm| !known.contains(*arm) && !self.arms.contains(arm));
+        let new: Vec<String> = declared.chain(found).cloned().collect();
+        for arm in &new {
+            self.readers.push(RunReader::open(self.experiment.run(arm).root()));
+        }
+        Ok(!new.is_empty())
+    }
+
+    /// Reads what is new and sends a snapshot if anything is.
+    fn look(&mut self, messages: &Sender<Msg>) -> crate::Result<()> {
+        let mut changed = self.find_runs()?;
+        let now = now_ms();
+        for (index, reader) in self.readers.iter_mut().enumerate() {
+            let new = reader.poll(now)?;
+            match self.runs.get_mut(index) {
+                Some(run) if new => *run = Arc::new(reader.view().clone()),
+                Some(_) => continue,
+                None => self.runs.push(Arc::new(reader.view().clone())),
+            }
+            changed = true;
+        }
+        if let Some(controller) = &mut self.controller {
+            for run in &self.runs {
+                controller.view_changed(run, now);
+            }
+        }
+        if changed {
+            self.publish(messages);
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, messages: &Sender<Msg>) {
+        let points = self.runs.iter().map(|run| run.validations.len()).sum();
+        if points != self.judged || self.last_verdict.is_none() {
+            self.judged = points;
+            if let Some(verdict) = &mut self.verdict {
+                self.last_verdict = verdict(&self.runs);
+            }
+        }
+        let snapshot = ConsoleSnapshot {
+            experiment: self.title.clone(),
+            question: self.question.clone(),
+            runs: self.runs.clone(),
+            verdict: self.last_verdict.clone(),
+            planned_validations: self.planned_validations,
+            loaded_ms: now_ms(),
+        };
+        let _ = messages.send(Msg::Snapshot(Arc::new(snapshot)));
+    }
+
+    /// Starts every declared arm that is neither at work nor finished.
+    fn start_missing(&mut self) {
+        let now = now_ms();
+        let Some(controller) = &mut self.controller else { return };
+        for run in &self.runs {
+            controller.view_changed(run, now);
+            let (state, _) = run.state(now);
+            if self.arms.contains(&run.arm) && !status::is_active(state) && state != RunState::Finished {
+                controller.ask(&run.arm, Request::Start);
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command, messages: &Sender<Msg>) {
+        let worker = |target: &Target| WorkerRef { attempt: target.attempt, pid: target.pid, host: target.host.clone() };
+        let (arm, request) = match &command {
+            Command::Stop(target) => (target.arm.as_str(), Request::Stop(worker(target))),
+            Command::Kill(target) => (target.arm.as_str(), Request::Kill(worker(target))),
+            Command::Resume { arm } => (arm.as_str(), Request::Start),
+            Command::Refresh => return,
+        };
+        let Some(controller) = &mut self.controller else {
+            let text = format!("{arm}: this console wasn't told how to control workers; nothing was done");
+            let _ = messages.send(Msg::EffectResult { ok: false, text });
+            return;
+        };
+        if let Some(run) = self.runs.iter().find(|run| run.arm == arm) {
+            controller.view_changed(run, now_ms());
+        }
+        controller.ask(arm, request);
+    }
+
+    fn control(&mut self, messages: &Sender<Msg>) {
+        let Some(controller) = &mut self.controller else { return };
+        controller.tick();
+        for report in controller.take_reports() {
+            let text = format!("{}: {}", report.arm, report.text);
+            let _ = messages.send(Msg::EffectResult { ok: report.level == Level::Info, text });
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! What to say about a run: its state as glyph and word, why it's in that state, how long it will take.
+//!
+//! Derived from the run directory's evidence and the clock alone, so the same words come after every restart.
+
+use super::format::{bytes, duration, milliseconds, percent, significant, significant_digits, thousands};
+use super::metric::Metric;
+use super::theme::Role;
+use crate::runlog::{AttemptView, Outcome, PREEMPTED, Phase, RunState, RunView};
+
+/// Glyph, word and role of a state.
+pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {
+    match state {
+        RunState::Waiting => ("○", "waiting", Role::Dim),
+        RunState::Starting => ("◌", "starting", Role::Accent),
+        RunState::Running => ("●", "running", Role::Good),
+        RunState::Stalled => ("◐", "stalled", Role::Warning),
+        RunState::Stopping => ("◑", "stopping", Role::Warning),
+        RunState::Stopped => ("■", "stopped", Role::Warning),
+        RunState::Preempted => ("↯", "preempted", Role::Warning),
+        RunState::Failed => ("✗", "failed", Role::Bad),
+        RunState::Finished => ("✓", "finished", Role::Good),
+    }
+}
+
+/// Is a process of this run at work, as far as anyone can tell?
+pub fn is_active(state: RunState) -> bool {
+    matches!(state, RunState::Starting | RunState::Running | RunState::Stalled | RunState::Stopping)
+}
+
+/// Completed optimizer steps and all of them; `None` before the first attempt.
+pub fn progress(run: &RunView) -> Option<(u64, u64)> {
+    run.attempt().map(|_| (run.steps_done(), run.total_steps()))
+}
+
+/// Is the newest event older than three step times (and 3 s)? Then its numbers are dimmed and say their age.
+pub fn is_old(run: &RunView, now_ms: u64) -> bool {
+    let limit = (run.median_step_ms().unwrap_or_default() * 3.0).max(3_000.0);
+    run.age_ms(now_ms).is_some_and(|age| age as f64 > limit)
+}
+
+/// Phase and progress in words: `caching latents 312 of 720 · about 9 s`.
+pub fn phase_words(run: &RunView, now_ms: u64) -> Option<String> {
+    let view = run.phase?;
+    let word = match view.phase {
+        Phase::LoadingData => "loading data",
+        Phase::FittingCodec => "fitting codec",
+        Phase::CachingLatents => "caching latents",
+        Phase::BuildingModel => "building model",
+        Phase::Resuming => "reading checkpoint",
+        Phase::Training => "waiting for the first step",
+        Phase::Validating => "validating",
+        Phase::Saving => "saving",
+    };
+    if view.total == 0 {
+        let since = now_ms.saturating_sub(view.since_ms);
+        return Some(if since < 2_000 { word.to_owned() } else { format!("{word} · {}", duration(since)) });
+    }
+    let mut words = format!("{word} {} of {}", thousands(view.done), thousands(view.total));
+    let spent = view.time_ms.saturating_sub(view.since_ms);
+    if view.done > 0 && view.done < view.total && spent >= 500 {
+        let left = spent as f64 / view.done as f64 * (view.total - view.done) as f64;
+        words.push_str(&format!(" · about {}", duration(left as u64)));
+    }
+    Some(words)
+}
+
+/// The line under the arm's name: why it's in this state, or how fast it goes.
+pub fn why(run: &RunView, state: RunState, reason: &str, now_ms: u64) -> String {
+    let attempt = run.attempts.last().map_or(0, |attempt| attempt.started.attempt);
+    let again = if attempt > 1 { format!("attempt {attempt} · ") } else { String::new() };
+    match state {
+        RunState::Running => {
+            let mut parts = Vec::new();
+            if let Some(phase) = run.phase.and_then(|_| phase_words(run, now_ms)) {
+                parts.push(phase);
+            } else if let Some(ms) = run.median_step_ms() {
+                parts.push(format!("{}/step", milliseconds(ms)));
+            }
+            if let Some(left) = run.eta_ms() {
+                parts.push(format!("{} left", duration(left as u64)));
+            }
+            format!("{again}{}", parts.join(" · "))
+        }
+        RunState::Starting => format!("{again}{}", phase_words(run, now_ms).unwrap_or_else(|| reason.to_owned())),
+        RunState::Stalled => {
+            let age = run.age_ms(now_ms).map(duration).unwrap_or_default();
+            let usual = run.median_step_ms().map(milliseconds).unwrap_or_default();
+            format!("{again}silent for {age}, a step takes {usual}")
+        }
+        _ if reason.is_empty() => again.trim_end_matches(" · ").to_owned(),
+        _ => format!("{again}{reason}"),
+    }
+}
+
+/// The third line: what is safe, and how old the data are.
+pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
+    let mut parts = Vec::new();
+    match &run.last_save {
+        Some(save) => parts.push(format!(
+            "saved step {} {} ago ({}, {})",
+            thousands(save.step),
+            duration(now_ms.saturating_sub(save.time_ms)),
+            bytes(save.bytes as f64),
+            milliseconds(save.ms)
+        )),
+        None => match run.attempts.last() {
+            Some(attempt) if attempt.started.save_every > 0 && is_active(state) => {
+                let every = attempt.started.save_every;
+                let next = (progress(run).map_or(0, |(step, _)| step) / every + 1) * every;
+                parts.push(format!("nothing saved yet, first at step {}", thousands(next)));
+            }
+            Some(_) => parts.push("nothing saved".to_owned()),
+            None => {}
+        },
+    }
+    if is_active(state) && is_old(run, now_ms)
+        && let Some(age) = run.age_ms(now_ms)
+    {
+        parts.push(format!("data {} old", duration(age)));
+    }
+    if run.bad_lines > 0 {
+        parts.push(format!("{} unreadable log lines", thousands(run.bad_lines)));
+    }
+    parts.join(" · ")
+}
+
+/// Where and as what it runs: `cpu · 1 thread · 2.35 M parameters · pid 4711 on node7`.
+pub fn place(run: &RunView) -> String {
+    let Some(attempt) = run.attempt() else { return String::new() };
+    let started = &attempt.started;
+    let threads = if started.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", started.threads) };
+    let size = started.parameters as f64 / 1e6;
+    let pid = started.pid;
+    format!("{} · {threads} · {} M parameters · pid {pid} on {}", started.device, significant(size), started.host)
+}
+
+/// What a chart without points waits for.
+pub fn waits_for(metric: Metric, runs: &[(&RunView, RunState)], now_ms: u64) -> String {
+    let Some((run, _)) = runs.iter().find(|(_, state)| is_active(*state)) else {
+        return match runs.iter().find(|(run, _)| !run.attempts.is_empty()) {
+            None if runs.is_empty() => "no arm is drawn: mark one with Space".into(),
+            None => "no run has started".into(),
+            Some(_) if metric.is_validation() => "no validation was reached; R resumes an arm".into(),
+            Some(_) => "no step was reached; R resumes an arm".into(),
+        };
+    };
+    let stepping = run.last_step.is_some() && run.phase.is_none();
+    if !stepping {
+        let phase = phase_words(run, now_ms).unwrap_or_else(|| "the worker starts".into());
+        return format!("first point soon: {phase}");
+    }
+    if !metric.is_validation() {
+        return "waiting for the first step".into();
+    }
+    let Some((step, _)) = progress(run) else { return "the worker starts".into() };
+    let every = run.attempts.last().map_or(0, |attempt| attempt.started.validate_every);
+    if every == 0 {
+        return "the worker announced no validation before the end".into();
+    }
+    let next = (step / every + 1) * every;
+    match run.median_step_ms() {
+        Some(ms) => format!(
+            "first validation at step {}, about {}",
+            thousands(next),
+            duration((ms * next.saturating_sub(step) as f64) as u64)
+        ),
+        None => format!("first validation at step {}", thousands(next)),
+    }
+}
+
+/// One word for the seam after an attempt: how it ended.
+pub fn seam_cause(attempt: &AttemptView) -> &'static str {
+    match &attempt.ended {
+        None => "died",
+        Some((Outcome::Finished, _)) => "finished",
+        Some((Outcome::Failed, _)) => "failed",
+        Some((Outcome::Stopped, reason)) => {
+            let reason = reason.to_lowercase();
+            if reason.starts_with(PREEMPTED) {
+                "preempted"
+            } else if reason.contains("time limit") || reason.contains("timeout") {
+                "time limit"
+            } else {
+                "stopped"
+            }
+        }
+    }
+}
+
+/// The values of the latest step in one line, for small screens.
+pub fn value_line(run: &RunView) -> String {
+    let Some(step) = &run.last_step else { return String::new() };
+    let mut parts = Vec::new();
+    if let Some(point) = run.validations.last() {
+        parts.push(format!("LPIPS {}", Metric::WristLpips.value(point.event.wrist_lpips)));
+        parts.push(format!("PSNR {}", significant_digits(point.event.wrist_psnr, 4)));
+    }
+    parts.push(format!("loss {}", Metric::Loss.value(step.loss)));
+    parts.push(milliseconds(step.step_ms));
+    parts.push(format!("{} {}", memory_kind(run), bytes(step.memory.bytes as f64)));
+    parts.push(format!("pad {}", percent(step.padding_waste)));
+    parts.join(" · ")
+}
+
+/// `GPU` or `RSS`: what the memory numbers measure.
+pub fn memory_kind(run: &RunView) -> &'static str {
+    match run.memory().map(|memory| memory.kind) {
+        Some(crate::runlog::MemoryKind::Gpu) => "GPU",
+        Some(crate::runlog::MemoryKind::Rss) => "RSS",
+        None => "memory",
+    }
+}
+
+/// Short names for labels on curves: the part before the first `_`, where these differ.
+pub fn short_names(arms: &[&str]) -> Vec<String> {
+    let short = |arm: &str| arm.split('_').next().unwrap_or(arm).to_owned();
+    arms.iter()
+        .map(|arm| {
+            let name = short(arm);
+            let unique = arms.iter().filter(|other| short(other) == name).count() == 1;
+            if unique && !name.is_empty() { name } else { (*arm).to_owned() }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_names_stay_apart() {
+        assert_eq!(short_names(&["m1_baseline", "m2_geometry"]), ["m1", "m2"]);
+        assert_eq!(short_names(&["lr_low", "lr_high"]), ["lr_low", "lr_high"]);
+        assert_eq!(short_names(&["_x"]), ["_x"]);
+    }
+
+    #[test]
+    fn every_state_has_its_own_glyph_and_word() {
+        use RunState::*;
+        let all = [Waiting, Starting, Running, Stalled, Stopping, Stopped, Preempted, Failed, Finished];
+        let mut glyphs: Vec<_> = all.iter().map(|state| state_look(*state).0).collect();
+        let mut words: Vec<_> = all.iter().map(|state| state_look(*state).1).collect();
+        glyphs.sort_unstable();
+        glyphs.dedup();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!((glyphs.len(), words.len()), (all.len(), all.len()));
+        // Wide glyphs shift everything after them in some terminals.
+        assert!(glyphs.iter().all(|glyph| super::super::format::width(glyph) == 1));
+    }
+}

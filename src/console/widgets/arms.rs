@@ -1,0 +1,123 @@
+//! The arms: who is alive, how far, why in this state, what is safe.
+
+use super::super::app::{App, Arm, Pane};
+use super::super::format::{self, pad, pad_left, thousands};
+use super::super::status;
+use super::super::theme::Role;
+use super::{explain, frame, put};
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Modifier, Style};
+
+/// Lines that an arm takes when there is room for `height` lines in all.
+pub fn lines_each(arms: usize, height: u16) -> u16 {
+    (height / (arms.max(1) as u16)).clamp(1, 6)
+}
+
+/// The framed list. Scrolls so that the selected arm is in view.
+pub fn draw(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
+    let drawn = arms.iter().filter(|arm| arm.drawn).count();
+    let right = if arms.is_empty() || drawn == arms.len() { String::new() } else { format!("{drawn} of {} drawn", arms.len()) };
+    let inside = frame(app.theme, "Arms", &right, app.pane == Pane::Arms, area, buffer);
+    list(app, arms, inside, buffer);
+}
+
+/// The list without a frame.
+pub fn list(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
+    if arms.is_empty() {
+        explain(app.theme, &nothing(app), area, buffer);
+        return;
+    }
+    let each = lines_each(arms.len(), area.height);
+    let visible = usize::from((area.height / each).max(1));
+    let selected = arms.iter().position(|arm| arm.selected).unwrap_or(0);
+    let first = (selected + 1).saturating_sub(visible).min(arms.len().saturating_sub(visible));
+    let names = arms.iter().map(|arm| format::width(&arm.run.arm)).max().unwrap_or(0);
+    for (row, arm) in arms.iter().skip(first).take(visible).enumerate() {
+        let y = area.y + row as u16 * each;
+        let rows = Rect { y, height: each.min(area.bottom().saturating_sub(y)), ..area };
+        entry(app, arm, names, rows, buffer);
+    }
+    let below = arms.len().saturating_sub(first + visible);
+    if below > 0 && area.height > 1 {
+        let text = format!(" {below} more ");
+        let x = area.right().saturating_sub(text.len() as u16);
+        put(buffer, x, area.bottom() - 1, area.right(), &text, app.theme.role(Role::Dim).add_modifier(Modifier::REVERSED));
+    }
+}
+
+/// What to say when there is no arm at all.
+pub fn nothing(app: &App) -> String {
+    if let Some(error) = &app.load_error {
+        return error.clone();
+    }
+    match (&app.snapshot, app.loading.total) {
+        (Some(_), _) => "no runs here yet: lbva-tui run starts one".into(),
+        (None, 0) => "reading runs ...".into(),
+        (None, total) => format!("reading runs ... {} of {total}", app.loading.done),
+    }
+}
+
+fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer) {
+    let theme = app.theme;
+    let (glyph, word, role) = status::state_look(arm.state);
+    let color = theme.arm(arm.position);
+    let strong = if arm.selected { Modifier::BOLD } else { Modifier::empty() };
+    let bar = if arm.selected { "▌" } else { " " };
+    let old = status::is_active(arm.state) && status::is_old(arm.run, app.now_ms);
+    let numbers = if old { theme.role(Role::Dim) } else { Style::default() };
+    for y in area.top()..area.bottom().min(area.top() + 5) {
+        put(buffer, area.x, y, area.right(), bar, color);
+    }
+    let (y, end) = (area.y, area.right());
+    let mut x = put(buffer, area.x + 1, y, end, glyph, theme.role(role));
+    x = put(buffer, x + 1, y, end, if arm.drawn { theme.line(arm.position).sample } else { "  " }, color);
+    let progress = status::progress(arm.run).map(|(step, total)| {
+        let width = thousands(total).len();
+        let share = if total == 0 { 0.0 } else { step as f64 / total as f64 };
+        (format!("{}/{}", pad_left(&thousands(step), width), thousands(total)), pad_left(&percent_whole(share), 5))
+    });
+    let numbers_width = progress.as_ref().map_or(0, |(steps, share)| steps.len() + share.len() + 2);
+    // Name, word and numbers share the rest: the name gives way first.
+    let rest = usize::from(end.saturating_sub(x + 1));
+    let name = names.min(rest.saturating_sub(12 + numbers_width)).max(6);
+    x = put(buffer, x + 1, y, end, &pad(&arm.run.arm, name), color.add_modifier(strong));
+    x = put(buffer, x + 1, y, end, &pad(word, 9), theme.role(role));
+    if let Some((steps, share)) = progress {
+        let start = end.saturating_sub(numbers_width as u16 - 1).max(x + 1);
+        let after = put(buffer, start, y, end, &steps, numbers);
+        put(buffer, after + 1, y, end, &share, numbers);
+    }
+    let indent = area.x + 3;
+    if area.height >= 2 {
+        let why = status::why(arm.run, arm.state, &arm.reason, app.now_ms);
+        let style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };
+        put(buffer, indent, y + 1, end, &format::fit(&format::clean(&why), usize::from(end - indent.min(end))), style);
+    }
+    let dim = app.theme.role(Role::Dim);
+    let room = end.saturating_sub(indent);
+    if area.height >= 3 {
+        let safety = status::safety(arm.run, arm.state, app.now_ms);
+        put(buffer, indent, y + 2, end, &format::fit(&safety, usize::from(room)), dim);
+    }
+    if area.height >= 4 {
+        put(buffer, indent, y + 3, end, &format::fit(&format::clean(&status::place(arm.run)), usize::from(room)), dim);
+    }
+    if area.height >= 5 {
+        gauge(app, arm, (indent, y + 4), room.saturating_sub(1), buffer);
+    }
+}
+
+/// A bar of the steps done over `width` columns.
+fn gauge(app: &App, arm: &Arm<'_>, (x, y): (u16, u16), width: u16, buffer: &mut Buffer) {
+    let Some((step, total)) = status::progress(arm.run).filter(|(_, total)| *total > 0) else { return };
+    let done = ((step as f64 / total as f64).clamp(0.0, 1.0) * f64::from(width)) as usize;
+    let rest = usize::from(width).saturating_sub(done);
+    let after = put(buffer, x, y, x + width, &"━".repeat(done), app.theme.arm(arm.position));
+    put(buffer, after, y, x + width, &"┈".repeat(rest), app.theme.role(Role::Dim));
+}
+
+/// Whole percent, rounded down: 100 % only when all is done.
+fn percent_whole(share: f64) -> String {
+    format!("{} %", (share * 100.0).floor())
+}

@@ -1,0 +1,414 @@
+//! Curves of all drawn arms over steps: raw values faint, their average on top, each labelled where it ends.
+
+use super::super::app::{App, Arm};
+use super::super::format::{self, thousands};
+use super::super::metric::Metric;
+use super::super::series::Point;
+use super::super::status;
+use super::super::theme::Role;
+use super::raster::{Layer, Pen, Raster};
+use super::{explain, frame, put};
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Modifier, Style};
+
+/// One arm's lines within the window, at most two points a dot column.
+struct Lines<'a> {
+    arm: &'a Arm<'a>,
+    faint: Vec<Vec<Point>>,
+    bold: Vec<Vec<Point>>,
+}
+
+/// How much a line shows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Detail {
+    /// Extremes of every column, and the moving average if there is one.
+    Every,
+    /// The mean of every column: small panels.
+    Means,
+}
+
+/// The vertical axis: values or their logarithms between `low` and `high`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Scale {
+    low: f64,
+    high: f64,
+    log: bool,
+}
+
+impl Scale {
+    /// Holds the smoothed lines whole, and the raw ones but for their outermost hundredth: a single spike must not
+    /// flatten everything else.
+    fn of(lines: &[Lines<'_>], log: bool) -> Option<Self> {
+        let usable = |value: f32| -> Option<f64> {
+            let value = f64::from(value);
+            if log { (value > 0.0).then(|| value.log10()) } else { Some(value) }
+        };
+        let bold: Vec<f64> =
+            lines.iter().flat_map(|line| line.bold.iter().flatten()).filter_map(|point| usable(point.1)).collect();
+        let mut faint: Vec<f64> =
+            lines.iter().flat_map(|line| line.faint.iter().flatten()).filter_map(|point| usable(point.1)).collect();
+        faint.sort_by(f64::total_cmp);
+        let trim = if faint.len() >= 50 { faint.len() / 100 } else { 0 };
+        let faint = faint.get(trim..faint.len() - trim).unwrap_or(&[]);
+        let values = bold.iter().chain(faint);
+        let low = values.clone().copied().fold(f64::INFINITY, f64::min);
+        let high = values.copied().fold(f64::NEG_INFINITY, f64::max);
+        if low > high {
+            return None;
+        }
+        let margin = if high > low { (high - low) * 0.04 } else { (high.abs() * 0.05).max(1e-6) };
+        Some(Self { low: low - margin, high: high + margin, log })
+    }
+
+    /// 0 at the bottom, 1 at the top; `None` for what a logarithm can't show.
+    fn position(self, value: f64) -> Option<f64> {
+        let value = if self.log { (value > 0.0).then(|| value.log10())? } else { value };
+        Some((value - self.low) / (self.high - self.low))
+    }
+
+    /// Round values within the axis, at most `count` (at least 2 asked for).
+    fn ticks(self, count: usize) -> Vec<f64> {
+        if self.log && self.high - self.low >= 1.0 {
+            let decades = (self.low.ceil() as i32..=self.high.floor() as i32).map(|decade| 10f64.powi(decade));
+            let decades: Vec<f64> = decades.collect();
+            let every = decades.len().div_ceil(count.max(1)).max(1);
+            return decades.into_iter().step_by(every).collect();
+        }
+        let (low, high) = if self.log { (10f64.powf(self.low), 10f64.powf(self.high)) } else { (self.low, self.high) };
+        let step = round_step((high - low) / count.max(1) as f64);
+        if !step.is_finite() || step <= 0.0 {
+            return Vec::new();
+        }
+        let first = (low / step).ceil();
+        (0..=count + 1).map(|index| (first + index as f64) * step).take_while(|tick| *tick <= high).collect()
+    }
+}
+
+/// The next of 1, 2, 5 times a power of ten at or above `least`.
+fn round_step(least: f64) -> f64 {
+    let power = 10f64.powf(least.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= least * 0.999).unwrap_or(power)
+}
+
+fn gather<'a>(app: &App, arms: &'a [Arm<'a>], metric: Metric, dots: usize, detail: Detail) -> Vec<Lines<'a>> {
+    let (from, to) = app.window();
+    let mut lines: Vec<Lines<'a>> = arms
+        .iter()
+        .filter(|arm| arm.drawn)
+        .filter_map(|arm| {
+            let curve = app.curve(&arm.run.arm, metric)?;
+            let raw = match detail {
+                Detail::Every => curve.trace(arm.run, false, from, to, dots),
+                Detail::Means => curve.means(arm.run, from, to, dots),
+            };
+            let (faint, bold) = if curve.is_smoothed() && detail == Detail::Every {
+                (raw, curve.trace(arm.run, true, from, to, dots))
+            } else {
+                (Vec::new(), raw)
+            };
+            // Validation points are far apart: the line crosses a seam, which is drawn anyway.
+            let join = |lines: Vec<Vec<Point>>| {
+                if metric.is_validation() { vec![lines.into_iter().flatten().collect()] } else { lines }
+            };
+            Some(Lines { arm, faint: join(faint), bold: join(bold) })
+        })
+        .filter(|lines| lines.bold.iter().any(|line| !line.is_empty()))
+        .collect();
+    // The selected arm lies on top.
+    lines.sort_by_key(|line| line.arm.selected);
+    lines
+}
+
+/// Draws the lines into `area`, without axes.
+fn plot(app: &App, metric: Metric, lines: &[Lines<'_>], scale: Scale, area: Rect, buffer: &mut Buffer) {
+    let mut raster = Raster::new(area, app.theme.ascii);
+    let (width, height) = raster.size();
+    let (from, to) = app.window();
+    let span = to.saturating_sub(from).max(1) as f64;
+    let place = |(step, value): &Point| -> Option<(f64, f64)> {
+        let x = (*step as f64 - from as f64) / span * (width.saturating_sub(1)) as f64;
+        Some((x, (1.0 - scale.position(f64::from(*value))?) * height.saturating_sub(1) as f64))
+    };
+    for layer in [Layer::Faint, Layer::Bold] {
+        for line in lines {
+            let style = app.theme.arm(line.arm.position);
+            let style = if layer == Layer::Faint { style.add_modifier(Modifier::DIM) } else { style };
+            let pen = Pen { layer, style, line: app.theme.line(line.arm.position) };
+            for points in if layer == Layer::Faint { &line.faint } else { &line.bold } {
+                let placed: Vec<(f64, f64)> = points.iter().filter_map(place).collect();
+                raster.line(&placed, &pen);
+                if metric.is_validation() && layer == Layer::Bold && placed.len() <= width / 4 {
+                    for point in placed.iter().filter(|(x, _)| *x >= 0.0 && *x < width as f64) {
+                        raster.point(*point, &pen);
+                    }
+                }
+            }
+        }
+    }
+    raster.render(area, buffer);
+}
+
+/// Column of a step within `area`; `None` outside the window.
+fn column(app: &App, step: u64, area: Rect) -> Option<u16> {
+    let (from, to) = app.window();
+    if !(from..=to).contains(&step) || area.width == 0 {
+        return None;
+    }
+    let share = (step - from) as f64 / to.saturating_sub(from).max(1) as f64;
+    Some(area.x + (share * f64::from(area.width - 1)).round() as u16)
+}
+
+/// A vertical line behind the dots.
+fn vertical(buffer: &mut Buffer, x: u16, area: Rect, symbol: &str, style: Style) {
+    for y in area.top()..area.bottom() {
+        if let Some(cell) = buffer.cell_mut((x, y))
+            && cell.symbol() == " "
+        {
+            cell.set_symbol(symbol).set_style(style);
+        }
+    }
+}
+
+/// Curves without axes for a small panel; draws nothing if there are no points.
+pub fn sparkline(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer: &mut Buffer) {
+    if area.width < 2 || area.height == 0 {
+        return;
+    }
+    let lines = gather(app, arms, metric, usize::from(area.width) * 2, Detail::Means);
+    let Some(scale) = Scale::of(&lines, false) else { return };
+    plot(app, metric, &lines, scale, area, buffer);
+    if let Some(x) = app.chart.cursor.and_then(|cursor| column(app, cursor, area)) {
+        vertical(buffer, x, area, "│", app.theme.role(Role::Accent));
+    }
+}
+
+/// What stands at the end of an arm's curve: its short name and value, at the cursor if there is one.
+fn label(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
+    let curve = app.curve(&arm.run.arm, metric)?;
+    let step = app.chart.cursor.unwrap_or(app.window().1);
+    if let (Some(since), None) = (curve.non_finite_since(), app.chart.cursor) {
+        return Some((format!("{} NaN since {}", arm.short, thousands(since)), true));
+    }
+    let (_, value) = curve.at(arm.run, step)?;
+    Some((format!("{} {}", arm.short, metric.value(f64::from(value))), false))
+}
+
+/// A chart with axes, seams, labels and its frame.
+pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Rect, buffer: &mut Buffer) {
+    let theme = app.theme;
+    let title = format!("{}{}", metric.title(), metric.arrow());
+    let (from, to) = app.window();
+    let mut facts = Vec::new();
+    if let Some(cursor) = app.chart.cursor {
+        facts.push(format!("at step {}", thousands(cursor)));
+    }
+    let smoothed = arms.iter().any(|arm| arm.drawn && app.curve(&arm.run.arm, metric).is_some_and(|c| c.is_smoothed()));
+    if smoothed {
+        let weight = if metric.is_validation() { app.chart.validation_weight } else { app.chart.step_weight };
+        facts.push(format!("EMA {weight}"));
+    }
+    if app.chart.log_y {
+        facts.push("log y".into());
+    }
+    if app.chart.window.is_some() {
+        facts.push(format!("steps {}–{}", thousands(from), thousands(to)));
+    }
+    let inside = frame(theme, &title, &facts.join(" · "), focused, area, buffer);
+    if inside.width < 8 || inside.height < 3 {
+        explain(theme, "too small for a chart", inside, buffer);
+        return;
+    }
+    let lines = gather(app, arms, metric, usize::from(inside.width) * 2, Detail::Every);
+    let Some(scale) = Scale::of(&lines, app.chart.log_y) else {
+        let runs: Vec<_> = arms.iter().filter(|arm| arm.drawn).map(|arm| (arm.run, arm.state)).collect();
+        let text = if !lines.is_empty() {
+            "no positive value for a logarithmic axis: y goes back".to_owned()
+        } else if let Some(arm) = arms.iter().find(|arm| app.curve(&arm.run.arm, metric).is_some_and(|c| c.non_finite() > 0)) {
+            format!("{}: every value is NaN or infinite", arm.short)
+        } else if app.chart.window.is_some() {
+            "no point in these steps: z shows all".to_owned()
+        } else {
+            status::waits_for(metric, &runs, app.now_ms)
+        };
+        explain(theme, &text, inside, buffer);
+        return;
+    };
+    let labels: Vec<(&Lines<'_>, String, bool)> =
+        lines.iter().filter_map(|line| label(app, line.arm, metric).map(|(text, bad)| (line, text, bad))).collect();
+    let gutter = labels.iter().map(|(_, text, _)| format::width(text) as u16 + 1).max().unwrap_or(0);
+    let gutter = gutter.min(inside.width / 3);
+    let ticks = scale.ticks(usize::from(inside.height / 3).max(2));
+    let tick_texts: Vec<String> = ticks.iter().map(|tick| metric.tick(*tick)).collect();
+    let axis = tick_texts.iter().map(|text| format::width(text) as u16).max().unwrap_or(0).min(inside.width / 4) + 1;
+    let bottom = if inside.height >= 6 { 2 } else { 1 };
+    let area = Rect {
+        x: inside.x + axis,
+        y: inside.y,
+        width: inside.width.saturating_sub(axis + gutter),
+        height: inside.height - bottom,
+    };
+    plot(app, metric, &lines, scale, area, buffer);
+    seams(app, arms, area, buffer);
+    if let Some(x) = app.chart.cursor.and_then(|cursor| column(app, cursor, area)) {
+        vertical(buffer, x, area, "│", theme.role(Role::Accent));
+    }
+    y_axis(app, scale, &ticks, &tick_texts, inside.x, area, buffer);
+    x_axis(app, area, inside, buffer);
+    end_labels(app, scale, &labels, area, inside.right(), buffer);
+}
+
+fn y_axis(app: &App, scale: Scale, ticks: &[f64], texts: &[String], left: u16, area: Rect, buffer: &mut Buffer) {
+    let style = app.theme.role(Role::Dim);
+    for y in area.top()..area.bottom() {
+        put(buffer, area.x - 1, y, area.x, "│", style);
+    }
+    for (tick, text) in ticks.iter().zip(texts) {
+        let Some(position) = scale.position(*tick) else { continue };
+        let y = area.y + ((1.0 - position) * f64::from(area.height - 1)).round().clamp(0.0, f64::from(area.height - 1)) as u16;
+        let room = area.x - 1 - left;
+        put(buffer, left, y, area.x - 1, &format::pad_left(text, usize::from(room)), style);
+        put(buffer, area.x - 1, y, area.x, "┤", style);
+    }
+}
+
+fn x_axis(app: &App, area: Rect, inside: Rect, buffer: &mut Buffer) {
+    let style = app.theme.role(Role::Dim);
+    let y = area.bottom();
+    put(buffer, area.x - 1, y, area.x, "└", style);
+    for x in area.left()..area.right() {
+        put(buffer, x, y, area.right(), "─", style);
+    }
+    let (from, to) = app.window();
+    let labels_fit = inside.bottom() > y + 1;
+    let widest = thousands(to).len() as f64 + 3.0;
+    let most = (f64::from(area.width) / widest).floor().max(1.0);
+    let step = round_step((to.saturating_sub(from).max(1) as f64 / most).max(1.0)).round().max(1.0) as u64;
+    let mut free_from = inside.x;
+    let mut tick = from.div_ceil(step).saturating_mul(step);
+    while tick <= to {
+        if let Some(x) = column(app, tick, area) {
+            put(buffer, x, y, area.right(), "┬", style);
+            let text = thousands(tick);
+            let start = x.saturating_sub(text.len() as u16 / 2).max(inside.x);
+            if labels_fit && start >= free_from && start + text.len() as u16 <= area.right() {
+                free_from = put(buffer, start, y + 1, area.right(), &text, style) + 1;
+            }
+        }
+        let Some(next) = tick.checked_add(step) else { break };
+        tick = next;
+    }
+    if labels_fit && free_from < inside.right().saturating_sub(5) {
+        put(buffer, inside.right().saturating_sub(4), y + 1, inside.right(), "step", style);
+    }
+    if let (Some(cursor), true) = (app.chart.cursor, labels_fit)
+        && let Some(x) = column(app, cursor, area)
+    {
+        let text = format!(" {} ", thousands(cursor));
+        let start = x.saturating_sub(text.len() as u16 / 2).clamp(inside.x, inside.right().saturating_sub(text.len() as u16));
+        put(buffer, start, y + 1, inside.right(), &text, app.theme.role(Role::Key).add_modifier(Modifier::REVERSED));
+    }
+}
+
+/// Where attempts were joined, and how the one before ended.
+fn seams(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
+    let mut taken: Vec<(u16, u16, u16)> = Vec::new();
+    for arm in arms.iter().filter(|arm| arm.drawn) {
+        for pair in arm.run.attempts.windows(2) {
+            let step = pair[1].started.start_step;
+            let Some(x) = column(app, step, area) else { continue };
+            // A resume from nothing has no line to join.
+            if step == 0 {
+                continue;
+            }
+            let style = app.theme.arm(arm.position).add_modifier(Modifier::DIM);
+            vertical(buffer, x, area, "┊", style);
+            let text = format!("{} {}", arm.short, status::seam_cause(&pair[0]));
+            let width = format::width(&text) as u16;
+            let start = if x + 1 + width <= area.right() { x + 1 } else { x.saturating_sub(width).max(area.x) };
+            let free = |row: u16| {
+                let y = area.bottom().saturating_sub(1 + row);
+                !taken.iter().any(|(of, a, b)| *of == row && start < *b && *a < start + width)
+                    && (start..start + width).all(|x| buffer.cell((x, y)).is_some_and(|cell| cell.symbol() == " "))
+            };
+            if let Some(row) = (0..area.height.min(6)).find(|row| free(*row)) {
+                put(buffer, start, area.bottom() - 1 - row, area.right(), &text, style);
+                taken.push((row, start, start + width + 1));
+            }
+        }
+    }
+}
+
+fn end_labels(
+    app: &App,
+    scale: Scale,
+    labels: &[(&Lines<'_>, String, bool)],
+    area: Rect,
+    right: u16,
+    buffer: &mut Buffer,
+) {
+    let mut placed: Vec<(f64, &Lines<'_>, &str, bool)> = labels
+        .iter()
+        .map(|(line, text, bad)| {
+            let end = line.bold.iter().flatten().last().and_then(|(_, value)| scale.position(f64::from(*value)));
+            let row = (1.0 - end.unwrap_or(0.0).clamp(0.0, 1.0)) * f64::from(area.height.saturating_sub(1));
+            (row, *line, text.as_str(), *bad)
+        })
+        .collect();
+    placed.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.arm.position.cmp(&b.1.arm.position)));
+    placed.truncate(usize::from(area.height));
+    // Downwards so that none overlap, then upwards from the bottom where they ran over it.
+    let mut rows: Vec<u16> = Vec::with_capacity(placed.len());
+    for (row, ..) in &placed {
+        let least = rows.last().map_or(0, |before| before + 1);
+        rows.push((row.round() as u16).max(least));
+    }
+    let mut most = area.height.saturating_sub(1);
+    for row in rows.iter_mut().rev() {
+        *row = (*row).min(most);
+        most = row.saturating_sub(1);
+    }
+    for (row, (_, line, text, bad)) in rows.iter().zip(&placed) {
+        let style = if *bad { app.theme.role(Role::Bad) } else { app.theme.arm(line.arm.position) };
+        let style = if line.arm.selected { style.add_modifier(Modifier::BOLD) } else { style };
+        put(buffer, area.right() + 1, area.y + row, right, text, style);
+    }
+}
+
+/// The values of a small panel: one line an arm, at the cursor if there is one.
+pub fn value_of(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
+    let curve = app.curve(&arm.run.arm, metric)?;
+    if let (Some(_), None) = (curve.non_finite_since(), app.chart.cursor) {
+        return Some(("NaN".into(), true));
+    }
+    let (_, value) = curve.at(arm.run, app.chart.cursor.unwrap_or(u64::MAX))?;
+    Some((metric.value(f64::from(value)), false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tick_texts(scale: Scale, count: usize) -> Vec<String> {
+        scale.ticks(count).iter().map(|tick| format::significant(*tick)).collect()
+    }
+
+    #[test]
+    fn ticks_are_round_and_inside() {
+        let linear = Scale { low: 0.41, high: 0.69, log: false };
+        assert_eq!(tick_texts(linear, 3), ["0.500", "0.600"]);
+        let log = Scale { low: -3.2, high: 2.1, log: true };
+        assert_eq!(tick_texts(log, 8), ["0.00100", "0.0100", "0.100", "1.00", "10.0", "100"]);
+        let narrow = Scale { low: 0.0, high: 0.5, log: true };
+        assert_eq!(tick_texts(narrow, 3), ["1.00", "2.00", "3.00"]);
+        assert!(Scale { low: 1.0, high: 1.0, log: false }.ticks(4).len() <= 6);
+    }
+
+    #[test]
+    fn steps_of_the_axis_are_one_two_five() {
+        assert_eq!(round_step(0.07), 0.1);
+        assert_eq!(round_step(13.0), 20.0);
+        assert_eq!(round_step(300.0), 500.0);
+        assert_eq!(round_step(1.0), 1.0);
+    }
+}
