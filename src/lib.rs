@@ -12,6 +12,10 @@ pub mod control;
 pub mod data;
 pub mod error;
 pub mod eval;
+pub mod model;
+pub mod ops;
+pub mod random;
 pub mod runlog;
+pub mod train;
 
 pub use error::{Error, Exit, Result};

@@ -41,7 +41,7 @@ impl LatentCache {
     /// # Errors
     /// Those of [`Dataset::load`] and of the codec. Trouble with the cache itself is a warning in the log.
     pub fn latents(&self, dataset: &Dataset, codec: &dyn LatentCodec, clip: &ClipId) -> Result<Vec<f32>> {
-        let key = sha256_hex(format!("{} {}", codec.hash(), dataset.picture_key(clip)?).as_bytes());
+        let key = key(dataset, codec, clip)?;
         let (height, width) = dataset.picture_size();
         let config = dataset.config();
         let extent = Extent { frames: config.frames, height, width }.latent()?;
@@ -56,6 +56,14 @@ impl LatentCache {
             tracing::warn!("{clip}: {error}");
         }
         Ok(latents)
+    }
+
+    /// Is there an entry for the clip? It may still turn out damaged when read.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::picture_key`].
+    pub fn contains(&self, dataset: &Dataset, codec: &dyn LatentCodec, clip: &ClipId) -> Result<bool> {
+        Ok(self.path(&key(dataset, codec, clip)?).exists())
     }
 
     /// The `count` numbers stored under `key`, or `None` if there is no entry.
@@ -106,6 +114,11 @@ impl LatentCache {
     fn path(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{key}.latents"))
     }
+}
+
+/// Hash of all that decides a clip's latents.
+fn key(dataset: &Dataset, codec: &dyn LatentCodec, clip: &ClipId) -> Result<String> {
+    Ok(sha256_hex(format!("{} {}", codec.hash(), dataset.picture_key(clip)?).as_bytes()))
 }
 
 #[cfg(test)]

@@ -11,11 +11,13 @@ pub mod info;
 pub mod lerobot;
 mod robot;
 mod statistics;
+mod text;
 pub mod video;
 
 pub use clips::{ClipId, ClipSample, Dataset};
 pub use identity::sha256_hex;
 pub use statistics::{Range, Statistics};
+pub use text::TextTable;
 
 /// Called with (done, total) while something long goes on; from any thread.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);

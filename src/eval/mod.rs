@@ -10,6 +10,7 @@ pub mod lpips;
 mod pictures;
 pub mod pose;
 mod psnr;
+pub mod sample;
 mod ssim;
 pub mod strip;
 pub mod verdict;

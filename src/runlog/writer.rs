@@ -36,8 +36,6 @@ pub struct NewAttempt {
     pub code_version: String,
     /// The resolved recipe, as text; created once, compared by value later.
     pub arm_yaml: String,
-    /// Everything a resume must not change: hashes of config, clip index, validation list, initial weights.
-    pub identity: Value,
 }
 
 /// `attempts/NNNN/attempt.json`.
@@ -176,7 +174,6 @@ impl RunWriter {
     pub fn begin_locked(lock: RunLock, new: NewAttempt) -> Result<Self> {
         let run = lock.run();
         bind_arm_yaml(&run.arm_yaml(), &new.arm_yaml)?;
-        bind_identity(&run.identity(), &new.identity)?;
         for folder in [run.attempts(), run.checkpoints(), run.validation(), run.control()] {
             create_folder(&folder)?;
         }
@@ -225,6 +222,13 @@ impl RunWriter {
 
     pub fn attempt(&self) -> &AttemptDir {
         &self.attempt
+    }
+
+    /// Binds the run to everything a resume must not change (hashes of data, clip lists, codec, initial weights):
+    /// recorded by the first attempt, compared by every later one (exit 78 with every difference named). Apart from
+    /// [`Self::begin`] because computing it may take minutes, which the log should show.
+    pub fn bind_identity(&self, identity: &Value) -> Result<()> {
+        bind_identity(&self.run().identity(), identity)
     }
 
     pub fn checkpoints(&self) -> CheckpointStore {

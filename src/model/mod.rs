@@ -1,0 +1,13 @@
+//! The models: Wan2.2-style diffusion transformer blocks, token layouts, the geometry branch, checkpoint names.
+//!
+//! Written once over [`crate::ops`]; nothing here knows about devices, optimizers or files.
+
+mod block;
+mod geometry;
+mod parameters;
+mod timestep;
+mod xwam;
+
+pub use block::{Block, Conditioning};
+pub use parameters::{Initialiser, ParameterSpec, Parameters, parameter_specs};
+pub use xwam::{XwamInput, XwamModel, XwamOutput};

@@ -1,0 +1,184 @@
+//! Every parameter by name: the list follows from the configuration alone, under the public reference's names.
+//!
+//! Initial values are drawn from a stream keyed by the parameter's name, so the geometry branch (its own seed) changes
+//! nothing else, and the order of construction does not matter.
+
+use crate::config::ModelConfig;
+use crate::random::{Draw, Purpose};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use std::collections::BTreeMap;
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initialiser {
+    Zero,
+    One,
+    /// N(0, std).
+    Normal(f64),
+    /// Uniform in +-sqrt(6 / (fan_in + fan_out)): Wan's Linear layers.
+    Xavier,
+}
+
+/// Name, shape and start of one parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterSpec {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub initialiser: Initialiser,
+}
+
+/// All parameters of the model, in a fixed order: trunk and codecs under X-WAM's names, then `geometry.*` if enabled.
+///
+/// Initialisation follows Wan2.2 `WanModel.init_weights` and X-WAM `init_new_weights`, but for `head.head.weight`:
+/// Wan starts it at zero, which would make every prediction of an untrained model exactly zero and the comparison of
+/// two arms at step 0 empty. Here it starts at N(0, 0.02).
+pub fn parameter_specs(config: &ModelConfig) -> Vec<ParameterSpec> {
+    let mut list = List(Vec::new());
+    let (dim, codec) = (config.dim, Initialiser::Normal(0.02));
+    let [_, patch_h, patch_w] = config.patch_size;
+    let patch = [dim, config.in_dim, config.patch_size[0], patch_h, patch_w];
+    list.add("patch_embedding.weight", &patch, Initialiser::Xavier);
+    list.add("patch_embedding.bias", &[dim], Initialiser::Zero);
+    list.add("view_embedding.weight", &[config.num_views, dim], codec);
+    list.mlp("text_embedding", config.text_dim, dim, dim, codec);
+    list.mlp("time_embedding", config.freq_dim, dim, dim, codec);
+    list.linear("time_projection.1", dim, 6 * dim, Initialiser::Xavier);
+    list.mlp("action_encoder", config.action_dim, dim, dim, codec);
+    list.mlp("proprio_encoder", config.proprio_dim, dim, dim, codec);
+    for layer in 0..config.num_layers {
+        let block = format!("blocks.{layer}");
+        list.add(&format!("{block}.modulation"), &[1, 6, dim], Initialiser::Normal((dim as f64).sqrt().recip()));
+        list.attention(&format!("{block}.self_attn"), dim, Initialiser::Xavier);
+        list.add(&format!("{block}.norm3.weight"), &[dim], Initialiser::One);
+        list.add(&format!("{block}.norm3.bias"), &[dim], Initialiser::Zero);
+        list.attention(&format!("{block}.cross_attn"), dim, Initialiser::Xavier);
+        list.mlp(&format!("{block}.ffn"), dim, config.ffn_dim, dim, Initialiser::Xavier);
+    }
+    list.add("head.modulation", &[1, 2, dim], Initialiser::Normal((dim as f64).sqrt().recip()));
+    list.linear("head.head", dim, config.patch_size.iter().product::<usize>() * config.out_dim, codec);
+    list.mlp("action_decoder", dim, dim, config.action_dim, codec);
+    list.mlp("proprio_decoder", dim, dim, config.proprio_dim, codec);
+    let geometry = &config.geometry;
+    if geometry.enabled {
+        list.add("geometry.adapter.norm.weight", &[geometry.token_dim], Initialiser::One);
+        list.add("geometry.adapter.norm.bias", &[geometry.token_dim], Initialiser::Zero);
+        list.linear("geometry.adapter.proj", geometry.token_dim, dim, Initialiser::Xavier);
+        list.add("geometry.adapter.view_embedding.weight", &[geometry.source_views, dim], codec);
+        for layer in &geometry.layers {
+            list.attention(&format!("geometry.layers.{layer}"), dim, Initialiser::Zero);
+        }
+    }
+    list.0
+}
+
+struct List(Vec<ParameterSpec>);
+
+impl List {
+    fn add(&mut self, name: &str, shape: &[usize], initialiser: Initialiser) {
+        self.0.push(ParameterSpec { name: name.to_owned(), shape: shape.to_vec(), initialiser });
+    }
+
+    fn linear(&mut self, name: &str, inputs: usize, outputs: usize, weight: Initialiser) {
+        self.add(&format!("{name}.weight"), &[outputs, inputs], weight);
+        self.add(&format!("{name}.bias"), &[outputs], Initialiser::Zero);
+    }
+
+    fn mlp(&mut self, name: &str, inputs: usize, hidden: usize, outputs: usize, weight: Initialiser) {
+        self.linear(&format!("{name}.0"), inputs, hidden, weight);
+        self.linear(&format!("{name}.2"), hidden, outputs, weight);
+    }
+
+    fn attention(&mut self, name: &str, dim: usize, output: Initialiser) {
+        for operand in ["q", "k", "v"] {
+            self.linear(&format!("{name}.{operand}"), dim, dim, Initialiser::Xavier);
+        }
+        self.linear(&format!("{name}.o"), dim, dim, output);
+        self.add(&format!("{name}.norm_q.weight"), &[dim], Initialiser::One);
+        self.add(&format!("{name}.norm_k.weight"), &[dim], Initialiser::One);
+    }
+}
+
+/// The trained variables by name, iterated in name order.
+#[derive(Clone, Debug)]
+pub struct Parameters {
+    variables: BTreeMap<String, Var>,
+}
+
+impl Parameters {
+    /// Draws the initial values; the geometry branch draws from its own seed.
+    pub fn initialise(config: &ModelConfig, seed: u64, device: &Device) -> Result<Self> {
+        let mut variables = BTreeMap::new();
+        for spec in parameter_specs(config) {
+            let seed = if spec.name.starts_with("geometry.") { config.geometry.seed } else { seed };
+            let values = initial_values(&spec, seed);
+            let tensor = Tensor::from_vec(values, spec.shape.as_slice(), device)?;
+            variables.insert(spec.name, Var::from_tensor(&tensor)?);
+        }
+        Ok(Self { variables })
+    }
+
+    /// Takes given tensors, which must be exactly those that the configuration asks for; the error names the first
+    /// that is missing, unexpected or of another shape.
+    pub fn from_tensors(config: &ModelConfig, mut tensors: BTreeMap<String, Tensor>) -> crate::Result<Self> {
+        let mut variables = BTreeMap::new();
+        for spec in parameter_specs(config) {
+            let refuse = |what: String| crate::Error::refused("weights_mismatch", what).in_place(&spec.name);
+            let Some(tensor) = tensors.remove(&spec.name) else {
+                return Err(refuse("the file lacks a parameter of this model".into()));
+            };
+            if tensor.dims() != spec.shape {
+                return Err(refuse(format!("shape {:?} where the model has {:?}", tensor.dims(), spec.shape)));
+            }
+            variables.insert(spec.name, Var::from_tensor(&tensor)?);
+        }
+        match tensors.keys().next() {
+            None => Ok(Self { variables }),
+            Some(name) => Err(crate::Error::refused("weights_mismatch", "the file has a tensor that this model lacks")
+                .in_place(name)
+                .hint(format!("{} such tensors in all", tensors.len()))),
+        }
+    }
+
+    /// The variable of this name; absence is a programming error, reported as one.
+    pub fn get(&self, name: &str) -> Result<&Tensor> {
+        match self.variables.get(name) {
+            Some(variable) => Ok(variable.as_tensor()),
+            None => candle_core::bail!("no parameter named {name}"),
+        }
+    }
+
+    /// (name, variable) in name order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
+        self.variables.iter().map(|(name, variable)| (name.as_str(), variable))
+    }
+
+    /// Number of scalars.
+    pub fn count(&self) -> usize {
+        self.variables.values().map(|variable| variable.elem_count()).sum()
+    }
+
+    /// All parameters in another dtype (tests run the model in f64).
+    pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
+        let variables = self
+            .variables
+            .iter()
+            .map(|(name, variable)| Ok((name.clone(), Var::from_tensor(&variable.to_dtype(dtype)?)?)))
+            .collect::<Result<_>>()?;
+        Ok(Self { variables })
+    }
+}
+
+fn initial_values(spec: &ParameterSpec, seed: u64) -> Vec<f32> {
+    let count = spec.shape.iter().product();
+    let mut draw = Draw::new(seed, Purpose::Initialise, 0, &spec.name);
+    match spec.initialiser {
+        Initialiser::Zero => vec![0.0; count],
+        Initialiser::One => vec![1.0; count],
+        Initialiser::Normal(std) => (0..count).map(|_| (std * draw.normal()) as f32).collect(),
+        Initialiser::Xavier => {
+            let fan_out = spec.shape[0];
+            let bound = (6.0 / (count / fan_out + fan_out) as f64).sqrt();
+            (0..count).map(|_| (bound * (2.0 * draw.uniform() - 1.0)) as f32).collect()
+        }
+    }
+}

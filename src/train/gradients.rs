@@ -1,0 +1,125 @@
+//! Gradients of the loss for every parameter, with or without keeping the blocks' intermediates.
+//!
+//! With recomputation only the residual stream at block boundaries is kept: each block runs again in the backward pass
+//! and the cotangent is pulled through it alone (a segmented vector-Jacobian product). Boundaries are `Var`s, because
+//! candle prunes everything that leads to no variable.
+
+use crate::model::{Conditioning, Parameters, XwamInput, XwamModel, XwamOutput};
+use crate::train::flow::Losses;
+use candle_core::backprop::GradStore;
+use candle_core::{Result, Tensor, Var};
+use std::collections::BTreeMap;
+
+/// Gradient of each parameter that the loss depends on, by name.
+pub type Gradients = BTreeMap<String, Tensor>;
+
+/// One forward and backward pass: outputs and losses (detached) and the gradients of `losses.total`.
+pub fn forward_backward(
+    model: &XwamModel,
+    parameters: &Parameters,
+    input: &XwamInput,
+    recompute: bool,
+    loss: impl Fn(&XwamOutput) -> Result<Losses>,
+) -> Result<(XwamOutput, Losses, Gradients)> {
+    let mut gradients = Gradients::new();
+    let (output, losses) = if recompute {
+        recomputed(model, parameters, input, &loss, &mut gradients)?
+    } else {
+        let output = model.forward(input)?;
+        let losses = loss(&output)?;
+        collect(parameters, &losses.total.backward()?, &mut gradients)?;
+        (output, losses)
+    };
+    let output =
+        XwamOutput { video: output.video.detach(), action: output.action.detach(), proprio: output.proprio.detach() };
+    let losses = Losses {
+        video: losses.video.detach(),
+        action: losses.action.detach(),
+        proprio: losses.proprio.detach(),
+        total: losses.total.detach(),
+    };
+    Ok((output, losses, gradients))
+}
+
+fn recomputed(
+    model: &XwamModel,
+    parameters: &Parameters,
+    input: &XwamInput,
+    loss: &impl Fn(&XwamOutput) -> Result<Losses>,
+    gradients: &mut Gradients,
+) -> Result<(XwamOutput, Losses)> {
+    let layout = model.layout(input)?;
+    let (front_x, front_conditioning) = model.front(input, &layout)?;
+    let shared: Vec<Var> = front_conditioning
+        .tensors()
+        .into_iter()
+        .map(|tensor| Var::from_tensor(&tensor.detach()))
+        .collect::<Result<_>>()?;
+    let conditioning: Conditioning =
+        front_conditioning.with_tensors(&shared.iter().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
+
+    let mut boundaries = vec![front_x.detach()];
+    for layer in 0..model.depth() {
+        let x = model.block(layer, &boundaries[layer], &conditioning, &layout)?.detach();
+        boundaries.push(x);
+    }
+
+    let last = Var::from_tensor(&boundaries[model.depth()])?;
+    let output = model.back(last.as_tensor(), &conditioning, &layout)?;
+    let losses = loss(&output)?;
+    let store = losses.total.backward()?;
+    collect(parameters, &store, gradients)?;
+    let mut cotangent = required(&store, &last)?;
+    let mut shared_cotangents: Vec<Option<Tensor>> = vec![None; shared.len()];
+    accumulate(&store, &shared, &mut shared_cotangents)?;
+
+    for layer in (0..model.depth()).rev() {
+        let x = Var::from_tensor(&boundaries[layer])?;
+        let y = model.block(layer, x.as_tensor(), &conditioning, &layout)?;
+        let store = (y * &cotangent)?.sum_all()?.backward()?;
+        collect(parameters, &store, gradients)?;
+        accumulate(&store, &shared, &mut shared_cotangents)?;
+        cotangent = required(&store, &x)?;
+    }
+
+    let mut surrogate = (front_x * cotangent)?.sum_all()?;
+    for (tensor, cotangent) in front_conditioning.tensors().into_iter().zip(shared_cotangents) {
+        if let Some(cotangent) = cotangent {
+            surrogate = (surrogate + (tensor * cotangent)?.sum_all()?)?;
+        }
+    }
+    collect(parameters, &surrogate.backward()?, gradients)?;
+    Ok((output, losses))
+}
+
+/// Adds the store's parameter gradients to `gradients`.
+fn collect(parameters: &Parameters, store: &GradStore, gradients: &mut Gradients) -> Result<()> {
+    for (name, variable) in parameters.iter() {
+        let Some(gradient) = store.get(variable) else { continue };
+        let sum = match gradients.get(name) {
+            Some(earlier) => (earlier + gradient)?,
+            None => gradient.clone(),
+        };
+        gradients.insert(name.to_owned(), sum);
+    }
+    Ok(())
+}
+
+fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
+    for (variable, total) in shared.iter().zip(totals) {
+        if let Some(gradient) = store.get(variable) {
+            *total = Some(match total.take() {
+                Some(earlier) => (earlier + gradient)?,
+                None => gradient.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
+    match store.get(variable) {
+        Some(gradient) => Ok(gradient.clone()),
+        None => candle_core::bail!("no gradient reached a block boundary: an op on the way drops it"),
+    }
+}

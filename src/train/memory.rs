@@ -1,0 +1,22 @@
+//! Memory of this process, for the step events.
+
+use crate::runlog::{Memory, MemoryKind};
+
+/// Resident set now and at its peak, and the machine's memory; zeros where the system does not tell.
+pub fn resident() -> Memory {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let machine = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    Memory {
+        kind: MemoryKind::Rss,
+        bytes: kilobytes(&status, "VmRSS:") * 1024,
+        peak_bytes: kilobytes(&status, "VmHWM:") * 1024,
+        total_bytes: kilobytes(&machine, "MemTotal:") * 1024,
+    }
+}
+
+fn kilobytes(text: &str, field: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix(field))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse().ok())
+        .unwrap_or(0)
+}

@@ -1,0 +1,191 @@
+//! One validation point: sample the held-out clips, decode the wrist view, measure it against the source frames.
+//!
+//! Nothing here draws from training's streams, and the clip list is fixed by the recipe, so every point of every arm
+//! measures the same clips from the same noise.
+
+use super::batches::{ClipStore, EncodedClip};
+use crate::codec;
+use crate::config::Recipe;
+use crate::data::ClipId;
+use crate::eval::lpips::Features;
+use crate::eval::sample::{Condition, Prediction, sample};
+use crate::eval::{Lpips, pose_error, psnr, ssim, write_strip};
+use crate::model::XwamModel;
+use crate::runlog::{ClipMetrics, ValidationEvent};
+use crate::{Error, Result};
+use candle_core::{Device, Tensor};
+use std::path::Path;
+use std::time::Instant;
+
+/// Clips sampled together: enough for the matrix products, little enough to stop between two batches.
+const BATCH: usize = 4;
+
+/// What is true of one held-out clip, read once.
+struct Truth {
+    clip: ClipId,
+    encoded: EncodedClip,
+    /// Wrist frames 1.., [T-1, 3, H, W] in [0, 1].
+    frames: Tensor,
+    features: Features,
+    /// LPIPS and PSNR of the codec's own reconstruction.
+    ceiling: (f64, f64),
+}
+
+/// Measures a model on the held-out clips.
+pub struct Validator {
+    lpips: Lpips,
+    truths: Vec<Truth>,
+    position_scale_m: [f64; 3],
+}
+
+/// A finished point, or the clip before which a stop was asked.
+pub enum Point {
+    Complete { clips: Vec<ClipMetrics>, mean: ValidationEvent },
+    Interrupted,
+}
+
+/// Held-out clips to measure: `wanted` of them, spread evenly over the list.
+pub fn validation_clips(all: &[ClipId], wanted: usize) -> Vec<ClipId> {
+    let count = wanted.min(all.len());
+    (0..count).map(|i| all[i * all.len() / count]).collect()
+}
+
+impl Validator {
+    /// Reads the truth of every clip and measures the codec's ceiling; `progress(done, total)` after each.
+    pub fn new(store: &ClipStore, recipe: &Recipe, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<Self> {
+        let lpips = Lpips::new()?;
+        let wrist = store.dataset.wrist_view();
+        let clips = validation_clips(store.dataset.validation(), recipe.validation.clips);
+        let mut truths = Vec::with_capacity(clips.len());
+        for (done, clip) in clips.iter().enumerate() {
+            progress(done as u64, clips.len() as u64)?;
+            let sample = store.dataset.load(clip)?;
+            let (height, width) = store.dataset.picture_size();
+            let frames = unit_range(&sample.video(wrist), sample.frame_count(), height, width)?;
+            let encoded = store.encoded(clip)?;
+            let rebuilt = wrist_frames(store, &encoded.latent)?;
+            let features = lpips.features(&signed(&frames)?)?;
+            let ceiling = lpips.distance(&lpips.features(&signed(&rebuilt)?)?, &features)?;
+            let ceiling = (mean(&ceiling), mean(&psnr(&rebuilt, &frames)?));
+            truths.push(Truth { clip: *clip, encoded, frames, features, ceiling });
+        }
+        let statistics = store.dataset.statistics();
+        let (origin, one) = (statistics.position_metres([0.0; 3]), statistics.position_metres([1.0; 3]));
+        Ok(Self { lpips, truths, position_scale_m: [0, 1, 2].map(|axis| one[axis] - origin[axis]) })
+    }
+
+    /// Samples and measures all clips. `interrupted` is asked between batches.
+    pub fn measure(
+        &self,
+        store: &ClipStore,
+        model: &XwamModel,
+        recipe: &Recipe,
+        step: u64,
+        strips: &Path,
+        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Point> {
+        let started = Instant::now();
+        let mut clips = Vec::with_capacity(self.truths.len());
+        for batch in self.truths.chunks(BATCH) {
+            progress(clips.len() as u64, self.truths.len() as u64)?;
+            if interrupted() {
+                return Ok(Point::Interrupted);
+            }
+            let encoded: Vec<EncodedClip> = batch.iter().map(|truth| truth.encoded.clone()).collect();
+            let clean = store.stack(&encoded, &vec![false; batch.len()], recipe)?;
+            let condition = Condition {
+                latent: clean.latent,
+                proprio: clean.proprio.clone(),
+                action: clean.action,
+                text: clean.text,
+                geometry: clean.geometry,
+                clips: batch.iter().map(|truth| truth.clip.to_string()).collect(),
+            };
+            let prediction = sample(model, &condition, &recipe.flow, &recipe.validation)?;
+            for (index, truth) in batch.iter().enumerate() {
+                let strip = (clips.len() < recipe.validation.strips).then(|| strips.join(format!("{}.png", truth.clip)));
+                let metrics = self.measure_clip(store, truth, &prediction, &clean.proprio, index, strip.as_deref());
+                clips.push(metrics.map_err(|error| Error {
+                    what: format!("validation of {} at step {step}: {}", truth.clip, error.what),
+                    ..error
+                })?);
+            }
+        }
+        let mean = averages(step, &clips, started.elapsed().as_secs_f64() * 1e3);
+        Ok(Point::Complete { clips, mean })
+    }
+
+    fn measure_clip(
+        &self,
+        store: &ClipStore,
+        truth: &Truth,
+        prediction: &Prediction,
+        true_proprio: &Tensor,
+        index: usize,
+        strip: Option<&Path>,
+    ) -> Result<ClipMetrics> {
+        let latent: Vec<f32> = prediction.latent.get(index)?.flatten_all()?.to_vec1()?;
+        if latent.iter().any(|value| !value.is_finite()) {
+            return Err(Error::crash("the model predicted latents that are not finite"));
+        }
+        let frames = wrist_frames(store, &latent)?;
+        let distances = self.lpips.distance(&self.lpips.features(&signed(&frames)?)?, &truth.features)?;
+        let pose = pose_error(&prediction.proprio.get(index)?, &true_proprio.get(index)?, self.position_scale_m)?;
+        if let Some(path) = strip {
+            write_strip(path, &truth.frames, &frames)?;
+        }
+        Ok(ClipMetrics {
+            clip: truth.clip.to_string(),
+            wrist_lpips: mean(&distances),
+            wrist_psnr: mean(&psnr(&frames, &truth.frames)?),
+            wrist_ssim: mean(&ssim(&frames, &truth.frames)?),
+            trans_l2_norm: pose.trans_l2_norm,
+            trans_l2_m: pose.trans_l2_m,
+            rot_deg: pose.rot_deg,
+            ceiling_lpips: truth.ceiling.0,
+            ceiling_psnr: truth.ceiling.1,
+        })
+    }
+}
+
+/// Decoded wrist frames 1.. of latents [C, T, V, H, W], clamped to [0, 1].
+fn wrist_frames(store: &ClipStore, latent: &[f32]) -> Result<Tensor> {
+    let (views, wrist) = (store.dataset.config().views.len(), store.dataset.wrist_view());
+    let video = codec::decode_view(store.codec.as_ref(), latent, store.extent, views, wrist)?;
+    let extent = store.extent.video();
+    unit_range(&video, extent.frames, extent.height, extent.width)
+}
+
+/// Video [3, T, H, W] in [-1, 1] -> frames 1.. as [T-1, 3, H, W] in [0, 1]; frame 0 is given to the model.
+fn unit_range(video: &[f32], frames: usize, height: usize, width: usize) -> Result<Tensor> {
+    let video = Tensor::from_slice(video, (3, frames, height, width), &Device::Cpu)?;
+    let moving = video.narrow(1, 1, frames - 1)?.transpose(0, 1)?.contiguous()?;
+    Ok(((moving + 1.0)? * 0.5)?.clamp(0f32, 1f32)?)
+}
+
+/// [0, 1] -> [-1, 1], as LPIPS takes pictures.
+fn signed(frames: &Tensor) -> Result<Tensor> {
+    Ok(((frames * 2.0)? - 1.0)?)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn averages(step: u64, clips: &[ClipMetrics], ms: f64) -> ValidationEvent {
+    let over = |pick: fn(&ClipMetrics) -> f64| mean(&clips.iter().map(pick).collect::<Vec<_>>());
+    ValidationEvent {
+        step,
+        clips: clips.len() as u64,
+        wrist_lpips: over(|clip| clip.wrist_lpips),
+        wrist_psnr: over(|clip| clip.wrist_psnr),
+        wrist_ssim: over(|clip| clip.wrist_ssim),
+        trans_l2_norm: over(|clip| clip.trans_l2_norm),
+        trans_l2_m: over(|clip| clip.trans_l2_m),
+        rot_deg: over(|clip| clip.rot_deg),
+        ceiling_lpips: over(|clip| clip.ceiling_lpips),
+        ceiling_psnr: over(|clip| clip.ceiling_psnr),
+        ms,
+    }
+}

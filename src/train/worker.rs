@@ -1,0 +1,448 @@
+//! One attempt at training one arm: load or resume, step, validate, save, and leave in order on request.
+//!
+//! Every loop polls for a stop: a signal or a stop file. On one, the unfinished step is dropped, a checkpoint of the
+//! last complete step is written, and the attempt ends as `stopped` (exit 75). Whatever ends the attempt, its outcome
+//! is on disk before the process leaves, unless the process is killed.
+
+use super::batches::{ClipStore, Loader};
+use super::checkpoint::{self, TrainerState};
+use super::flow::losses;
+use super::gradients::forward_backward;
+use super::optimizer::{AdamW, GradientSum};
+use super::schedule::learning_rate;
+use super::stop::StopFlag;
+use super::validation::{Point, Validator, validation_clips};
+use super::{batches, memory};
+use crate::codec::{self, Extent, LatentCache};
+use crate::config::Recipe;
+use crate::data::{Dataset, TextTable, sha256_hex};
+use crate::model::{Parameters, XwamModel};
+use crate::runlog::{
+    Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
+
+};
+use crate::{Error, Exit, Result};
+use candle_core::{Device, Tensor};
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What to train and where.
+#[derive(Clone, Debug)]
+pub struct WorkerSpec {
+    pub experiment: String,
+    pub arm: String,
+    /// Place of this arm among the experiment's arms, and their number: arms that start together begin to fill the
+    /// shared latent cache at different clips.
+    pub arm_index: (usize, usize),
+    pub recipe: Recipe,
+    /// Canonical text of the recipe, for arm.yaml.
+    pub recipe_text: String,
+    pub run: RunDir,
+    /// Latents of all arms, keyed by content.
+    pub cache: PathBuf,
+    /// Stop with a checkpoint after this step, as a preemption would.
+    pub stop_after: Option<u64>,
+    /// Nobody reads this process's output: it goes to the attempt's worker.log.
+    pub detached: bool,
+    pub command_line: Vec<String>,
+    pub code_version: String,
+}
+
+/// Trains until the last step or a stop. `observe` hears every event as it is recorded.
+pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) -> Result<Exit> {
+    let lock = RunLock::acquire(spec.run.clone())?;
+    let store = crate::runlog::CheckpointStore::new(&spec.run);
+    let latest = store.latest_complete(Check::Hashes)?;
+    let start_step = latest.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let recipe = &spec.recipe;
+    let writer = RunWriter::begin_locked(
+        lock,
+        NewAttempt {
+            arm: spec.arm.clone(),
+            start_step,
+            total_steps: recipe.train.steps,
+            save_every: recipe.train.save_every,
+            validate_every: recipe.validation.every,
+            parameters: crate::model::parameter_specs(&recipe.model)
+                .iter()
+                .map(|spec| spec.shape.iter().product::<usize>() as u64)
+                .sum(),
+            device: "cpu".into(),
+            threads: rayon::current_num_threads(),
+            command_line: spec.command_line.clone(),
+            code_version: spec.code_version.clone(),
+            arm_yaml: spec.recipe_text.clone(),
+        },
+    )?;
+    if spec.detached {
+        writer.capture_output()?;
+    }
+    let mut journal = Journal { writer, observe };
+    let mut step = start_step;
+    let result = (|| {
+        for warning in &latest.warnings {
+            journal.message(Level::Warning, format!("passed over a checkpoint: {warning}"))?;
+        }
+        train(&spec, &stop, &mut journal, latest.checkpoint, &mut step)
+    })();
+    let (outcome, exit, reason) = match &result {
+        Ok(Ended::Finished) => (Outcome::Finished, Exit::Done, format!("all {} steps done", recipe.train.steps)),
+        Ok(Ended::Stopped(by)) => (Outcome::Stopped, Exit::Stopped, format!("stopped by {by} with a checkpoint")),
+        Err(error) => (Outcome::Failed, error.exit, error.to_string()),
+    };
+    let recorded = journal.writer.finish(outcome, step, exit, &reason);
+    (journal.observe)(&Event::AttemptEnded { outcome, step, exit_code: exit.code(), reason });
+    // The cause comes first: a full disk also keeps the outcome from being recorded.
+    result?;
+    recorded?;
+    Ok(exit)
+}
+
+enum Ended {
+    Finished,
+    Stopped(String),
+}
+
+/// Records events and passes them on.
+struct Journal<'a> {
+    writer: RunWriter,
+    observe: &'a mut dyn FnMut(&Event),
+}
+
+impl Journal<'_> {
+    fn emit(&mut self, event: Event) -> Result<()> {
+        self.writer.emit(event.clone())?;
+        (self.observe)(&event);
+        Ok(())
+    }
+
+    fn message(&mut self, level: Level, text: impl Into<String>) -> Result<()> {
+        self.emit(Event::Message { level, text: text.into() })
+    }
+
+    fn phase(&mut self, phase: Phase, done: u64, total: u64) -> Result<()> {
+        self.emit(Event::Phase { phase, done, total })
+    }
+
+    /// Who asked to stop, if anybody did.
+    fn stop_requested(&self, stop: &StopFlag) -> Option<String> {
+        let by_file = || self.writer.stop_requested().map(|request| request.by);
+        stop.requested().map(str::to_owned).or_else(by_file)
+    }
+}
+
+fn train(
+    spec: &WorkerSpec,
+    stop: &StopFlag,
+    journal: &mut Journal<'_>,
+    from: Option<crate::runlog::Checkpoint>,
+    completed: &mut u64,
+) -> Result<Ended> {
+    let recipe = &spec.recipe;
+    let clips = Arc::new(open_clips(spec, journal)?);
+
+    journal.phase(Phase::BuildingModel, 0, 1)?;
+    let initial = Parameters::initialise(&recipe.model, recipe.train.seed, &Device::Cpu)?;
+    let identity = identity(spec, &clips, &initial, journal)?;
+    journal.writer.bind_identity(&identity)?;
+    let (parameters, mut optimizer) = match &from {
+        None => {
+            let optimizer = AdamW::new(&initial)?;
+            (initial, optimizer)
+        }
+        Some(checkpoint) => {
+            journal.phase(Phase::Resuming, 0, 1)?;
+            let (parameters, optimizer, state) = checkpoint::read(checkpoint, recipe)?;
+            journal.message(Level::Info, format!("resumed from the checkpoint of step {}", state.step))?;
+            (parameters, optimizer)
+        }
+    };
+    let model = XwamModel::new(&recipe.model, &parameters)?;
+
+    if let Some(by) = fill_cache(spec, stop, journal, &clips)? {
+        return stopped(by, journal, recipe, &parameters, &optimizer, *completed);
+    }
+    let total = recipe.validation.clips.min(clips.dataset.validation().len()) as u64;
+    journal.phase(Phase::Validating, 0, total)?;
+    let validator = Validator::new(&clips, recipe, &mut |_, _| Ok(()))?;
+
+    let mut loader = None;
+    loop {
+        let step = *completed;
+        if validation_due(recipe, step) && !journal.writer.run().validation_metrics(step).exists() {
+            match validate(&validator, &clips, &model, recipe, step, journal, stop)? {
+                Some(mean) => journal.emit(Event::Validation(mean))?,
+                None => {
+                    let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
+                    return stopped(by, journal, recipe, &parameters, &optimizer, step);
+                }
+            }
+        }
+        if step > 0 && (step.is_multiple_of(recipe.train.save_every) || step == recipe.train.steps) {
+            save(journal, recipe, &parameters, &optimizer, step)?;
+        }
+        if step >= recipe.train.steps {
+            return Ok(Ended::Finished);
+        }
+        if spec.stop_after.is_some_and(|last| step >= last) {
+            return stopped(format!("--stop-after {step}"), journal, recipe, &parameters, &optimizer, step);
+        }
+        let loader = match &mut loader {
+            Some(loader) => loader,
+            None => loader.insert(Loader::start(Arc::clone(&clips), recipe.clone(), step + 1)?),
+        };
+        match optimizer_step(&model, &parameters, &mut optimizer, recipe, loader, step + 1, || {
+            journal.stop_requested(stop)
+        })? {
+            StepResult::Done(event) => {
+                journal.emit(Event::Step(event))?;
+                *completed = step + 1;
+            }
+            StepResult::Interrupted(by) => return stopped(by, journal, recipe, &parameters, &optimizer, step),
+        }
+    }
+}
+
+/// Dataset, codec, text and cache, with their progress in the log.
+fn open_clips(spec: &WorkerSpec, journal: &mut Journal<'_>) -> Result<ClipStore> {
+    let recipe = &spec.recipe;
+    journal.phase(Phase::LoadingData, 0, 1)?;
+    let dataset = Dataset::open(&recipe.data, &recipe.model)?;
+    let text = TextTable::new(&recipe.text, &recipe.model, &dataset.prompts())?;
+    let codec = with_progress(journal, Phase::FittingCodec, |progress| codec::open(&recipe.codec, &dataset, progress))?;
+    let (height, width) = dataset.picture_size();
+    let extent = Extent { frames: recipe.data.frames, height, width }.latent()?;
+    let cache = LatentCache::open(&spec.cache)?;
+    Ok(ClipStore { dataset, codec, cache, text, extent })
+}
+
+/// Runs `work` on another thread and records its progress from this one, at most a few times a second.
+fn with_progress<T: Send>(
+    journal: &mut Journal<'_>,
+    phase: Phase,
+    work: impl FnOnce(crate::data::Progress<'_>) -> Result<T> + Send,
+) -> Result<T> {
+    let (sender, receiver) = crossbeam_channel::bounded::<(u64, u64)>(1);
+    std::thread::scope(|scope| {
+        let task = scope.spawn(move || {
+            work(&|done, total| {
+                // A full channel means that the reader has news enough.
+                let _ = sender.try_send((done, total));
+            })
+        });
+        let mut last = Instant::now();
+        for (done, total) in receiver {
+            if last.elapsed().as_millis() >= 200 || done == total {
+                journal.phase(phase, done, total)?;
+                last = Instant::now();
+            }
+        }
+        task.join().unwrap_or_else(|_| Err(Error::crash("a worker thread panicked; its message stands above")))
+    })
+}
+
+/// Encodes every clip that the cache lacks. Returns who asked to stop, if anybody did meanwhile.
+fn fill_cache(
+    spec: &WorkerSpec,
+    stop: &StopFlag,
+    journal: &mut Journal<'_>,
+    clips: &ClipStore,
+) -> Result<Option<String>> {
+    let measured = validation_clips(clips.dataset.validation(), spec.recipe.validation.clips);
+    let mut missing = Vec::new();
+    for clip in measured.iter().chain(clips.dataset.train()) {
+        if !clips.is_cached(clip)? {
+            missing.push(*clip);
+        }
+    }
+    let (index, count) = spec.arm_index;
+    let first = index * missing.len() / count.max(1);
+    let mut reported = Instant::now();
+    for done in 0..missing.len() {
+        if let Some(by) = journal.stop_requested(stop) {
+            return Ok(Some(by));
+        }
+        if done == 0 || reported.elapsed().as_millis() >= 200 {
+            journal.phase(Phase::CachingLatents, done as u64, missing.len() as u64)?;
+            reported = Instant::now();
+        }
+        let clip = &missing[(first + done) % missing.len()];
+        if !clips.is_cached(clip)? {
+            clips.encoded(clip)?;
+        }
+    }
+    Ok(None)
+}
+
+/// Everything a later attempt must share with this run.
+fn identity(
+    spec: &WorkerSpec,
+    clips: &ClipStore,
+    initial: &Parameters,
+    journal: &mut Journal<'_>,
+) -> Result<serde_json::Value> {
+    let data = with_progress(journal, Phase::LoadingData, |progress| clips.dataset.identity(progress))?;
+    let names = |list: &[crate::data::ClipId]| list.iter().map(|clip| format!("{clip}\n")).collect::<String>();
+    let measured = validation_clips(clips.dataset.validation(), spec.recipe.validation.clips);
+    let (height, width) = clips.dataset.picture_size();
+    let mut weights = Vec::new();
+    for (name, variable) in initial.iter().filter(|(name, _)| !name.starts_with("geometry.")) {
+        weights.extend_from_slice(name.as_bytes());
+        let values: Vec<f32> = variable.flatten_all()?.to_vec1()?;
+        weights.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    Ok(json!({
+        "experiment": spec.experiment,
+        "arm": spec.arm,
+        "configuration": sha256_hex(spec.recipe_text.as_bytes()),
+        "data": data,
+        "training_clips": sha256_hex(names(clips.dataset.train()).as_bytes()),
+        "validation_clips": sha256_hex(names(&measured).as_bytes()),
+        "codec": clips.codec.hash(),
+        "initial_shared_weights": sha256_hex(&weights),
+        "lpips": crate::eval::Lpips::new()?.identity(height, width),
+    }))
+}
+
+/// Step 0, every `validation.every` steps, and the last step.
+pub fn validation_due(recipe: &Recipe, step: u64) -> bool {
+    step.is_multiple_of(recipe.validation.every) || step == recipe.train.steps
+}
+
+fn validate(
+    validator: &Validator,
+    clips: &ClipStore,
+    model: &XwamModel,
+    recipe: &Recipe,
+    step: u64,
+    journal: &mut Journal<'_>,
+    stop: &StopFlag,
+) -> Result<Option<ValidationEvent>> {
+    let strips = journal.writer.run().strips(step);
+    crate::runlog::atomic::create_folder(&strips)?;
+    let run = journal.writer.run().clone();
+    let asked = || stop.requested().is_some() || run.stop_request().exists();
+    let mut progress = |done, total| journal.phase(Phase::Validating, done, total);
+    match validator.measure(clips, model, recipe, step, &strips, &mut progress, &asked)? {
+        Point::Complete { clips, mean } => {
+            journal.writer.write_clip_metrics(step, &clips)?;
+            Ok(Some(mean))
+        }
+        Point::Interrupted => Ok(None),
+    }
+}
+
+enum StepResult {
+    Done(StepEvent),
+    Interrupted(String),
+}
+
+fn optimizer_step(
+    model: &XwamModel,
+    parameters: &Parameters,
+    optimizer: &mut AdamW,
+    recipe: &Recipe,
+    loader: &mut Loader,
+    step: u64,
+    stop_requested: impl Fn() -> Option<String>,
+) -> Result<StepResult> {
+    let started = Instant::now();
+    let train = &recipe.train;
+    let mut sum = GradientSum::default();
+    let mut means = [0.0f64; 4];
+    let (mut data_ms, mut tokens, mut padding_rows, mut text_rows) = (0.0, 0, 0, 0);
+    for _ in 0..train.accumulate {
+        if let Some(by) = stop_requested() {
+            return Ok(StepResult::Interrupted(by));
+        }
+        let waited = Instant::now();
+        let batches::Batch { input, targets, padding_rows: padding } = loader.next()?;
+        data_ms += waited.elapsed().as_secs_f64() * 1e3;
+        tokens += model.layout(&input)?.tokens() * train.batch_size;
+        text_rows += recipe.model.text_len * train.batch_size;
+        padding_rows += padding;
+        let loss = |output: &_| {
+            losses(output, &targets, recipe.flow.action_loss_weight, recipe.flow.proprio_loss_weight)
+        };
+        let (_, losses, gradients) = forward_backward(model, parameters, &input, train.recompute, loss)?;
+        sum.add(&gradients, 1.0 / train.accumulate as f32)?;
+        for (mean, part) in means.iter_mut().zip([&losses.total, &losses.video, &losses.action, &losses.proprio]) {
+            *mean += scalar(part)? / train.accumulate as f64;
+        }
+    }
+    if !means[0].is_finite() {
+        return Err(Error::crash(format!("the loss is {} at step {step}", means[0]))
+            .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
+    }
+    let lr = learning_rate(train, step);
+    let grad_norm = optimizer.update(parameters, &sum, train, lr, step)?;
+    Ok(StepResult::Done(StepEvent {
+        step,
+        loss: means[0],
+        loss_video: means[1],
+        loss_action: means[2],
+        loss_proprio: means[3],
+        grad_norm,
+        lr,
+        step_ms: started.elapsed().as_secs_f64() * 1e3,
+        data_ms,
+        padding_waste: padding_rows as f64 / (tokens + text_rows) as f64,
+        tokens: tokens as u64,
+        memory: memory::resident(),
+        branch_norm: branch_norm(parameters)?,
+    }))
+}
+
+fn scalar(tensor: &Tensor) -> Result<f64> {
+    Ok(tensor.to_dtype(candle_core::DType::F64)?.to_scalar()?)
+}
+
+/// Norm over all output projections of the geometry branch: one that stays at zero is a null result of another kind.
+fn branch_norm(parameters: &Parameters) -> Result<Option<f64>> {
+    let mut square = None;
+    for (name, variable) in parameters.iter() {
+        if name.starts_with("geometry.layers.") && (name.ends_with(".o.weight") || name.ends_with(".o.bias")) {
+            *square.get_or_insert(0.0) += scalar(&variable.sqr()?.sum_all()?)?;
+        }
+    }
+    Ok(square.map(f64::sqrt))
+}
+
+fn save(
+    journal: &mut Journal<'_>,
+    recipe: &Recipe,
+    parameters: &Parameters,
+    optimizer: &AdamW,
+    step: u64,
+) -> Result<()> {
+    let store = journal.writer.checkpoints();
+    if store.list()?.contains(&step) && store.latest_complete(Check::Sizes)?.checkpoint.is_some_and(|c| c.step == step)
+    {
+        return Ok(());
+    }
+    let started = Instant::now();
+    journal.phase(Phase::Saving, 0, 1)?;
+    let samples_seen = step * (recipe.train.batch_size * recipe.train.accumulate) as u64;
+    let state = TrainerState { step, samples_seen, seed: recipe.train.seed };
+    let saved =
+        store.publish(step, json!({}), |folder| checkpoint::write(folder, parameters, optimizer, &state))?;
+    store.prune(recipe.train.keep_last)?;
+    let ms = started.elapsed().as_secs_f64() * 1e3;
+    journal.emit(Event::Checkpoint { step, bytes: saved.bytes(), ms })
+}
+
+/// Leaves with a durable checkpoint of the last complete step.
+fn stopped(
+    by: String,
+    journal: &mut Journal<'_>,
+    recipe: &Recipe,
+    parameters: &Parameters,
+    optimizer: &AdamW,
+    step: u64,
+) -> Result<Ended> {
+    journal.emit(Event::StopRequested { by: by.clone() })?;
+    save(journal, recipe, parameters, optimizer, step)?;
+    Ok(Ended::Stopped(by))
+}

@@ -1,0 +1,169 @@
+//! The trainer end to end on four real episodes: determinism, resume, stop, refusal, what is on disk.
+
+use lbva_tui::config::Recipe;
+use lbva_tui::runlog::{Check, CheckpointStore, Event, Outcome, RunDir};
+use lbva_tui::train::stop::StopFlag;
+use lbva_tui::train::worker::{self, WorkerSpec};
+use lbva_tui::{Exit, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A tiny recipe over tests/data/robosuite_tiny_v21, with the demo's codec.
+fn recipe(geometry: bool) -> Recipe {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(root.join("configs/xwam_demo.yaml")).unwrap();
+    let mut recipe: Recipe = serde_yaml::from_str(&text).unwrap();
+    recipe.data.dataset = root.join("tests/data/robosuite_tiny_v21");
+    recipe.data.validation_episodes = vec![3];
+    recipe.codec = lbva_tui::config::CodecConfig::Linear { path: root.join("experiments/demo/codec.safetensors") };
+    let model = &mut recipe.model;
+    (model.dim, model.ffn_dim, model.num_layers, model.num_heads) = (48, 64, 2, 2);
+    model.geometry.layers = vec![0, 1];
+    model.geometry.enabled = geometry;
+    let train = &mut recipe.train;
+    (train.steps, train.batch_size, train.accumulate) = (6, 2, 2);
+    (train.save_every, train.keep_last, train.warmup_steps) = (2, 2, 3);
+    let validation = &mut recipe.validation;
+    (validation.every, validation.clips, validation.strips) = (3, 2, 1);
+    (validation.sample_steps, validation.action_steps) = (2, 1);
+    recipe
+}
+
+fn spec(folder: &Path, name: &str, recipe: &Recipe) -> WorkerSpec {
+    WorkerSpec {
+        experiment: "test".into(),
+        arm: "arm".into(),
+        arm_index: (0, 1),
+        recipe: recipe.clone(),
+        recipe_text: serde_yaml::to_string(recipe).unwrap(),
+        run: RunDir::new(folder.join(name)),
+        cache: folder.join("cache"),
+        stop_after: None,
+        detached: false,
+        command_line: vec!["test".into()],
+        code_version: "test".into(),
+    }
+}
+
+fn train(spec: WorkerSpec) -> (Result<Exit>, Vec<Event>) {
+    let mut events = Vec::new();
+    let exit = worker::run(spec, StopFlag::default(), &mut |event| events.push(event.clone()));
+    (exit, events)
+}
+
+/// Every file of the newest checkpoint, by name.
+fn last_checkpoint(run: &Path) -> (u64, BTreeMap<PathBuf, Vec<u8>>) {
+    let latest = CheckpointStore::new(&RunDir::new(run)).latest_complete(Check::Hashes).unwrap();
+    let checkpoint = latest.checkpoint.expect("a checkpoint");
+    let files = checkpoint.manifest.files.iter().map(|file| {
+        let path = checkpoint.path.join(&file.name);
+        (PathBuf::from(&file.name), std::fs::read(path).unwrap())
+    });
+    (checkpoint.step, files.collect())
+}
+
+fn metrics(run: &Path, step: u64) -> String {
+    std::fs::read_to_string(RunDir::new(run).validation_metrics(step)).unwrap()
+}
+
+fn losses(events: &[Event]) -> Vec<(u64, f64)> {
+    events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Step(step) => Some((step.step, step.loss)),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn one_seed_gives_one_run_and_another_seed_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(true);
+    let (first, events) = train(spec(folder.path(), "a", &recipe));
+    assert_eq!(first.unwrap(), Exit::Done);
+    let (second, again) = train(spec(folder.path(), "b", &recipe));
+    assert_eq!(second.unwrap(), Exit::Done);
+    assert_eq!(losses(&events), losses(&again));
+    let (step, files) = last_checkpoint(&folder.path().join("a"));
+    assert_eq!(step, 6);
+    assert!(files.len() == 3 && files.values().all(|bytes| !bytes.is_empty()));
+    assert!((step, files) == last_checkpoint(&folder.path().join("b")), "equal bytes in every file");
+    for point in [0, 3, 6] {
+        assert_eq!(metrics(&folder.path().join("a"), point), metrics(&folder.path().join("b"), point));
+    }
+
+    let mut other = recipe;
+    other.train.seed += 1;
+    let (_, different) = train(spec(folder.path(), "c", &other));
+    assert_ne!(losses(&events), losses(&different));
+}
+
+#[test]
+fn a_run_in_pieces_equals_a_run_in_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(true);
+    let (_, whole) = train(spec(folder.path(), "whole", &recipe));
+    let mut pieces = Vec::new();
+    // Step 1 is no multiple of save_every and step 3 is a validation point.
+    for (stop_after, exit) in [(Some(1), Exit::Stopped), (Some(3), Exit::Stopped), (None, Exit::Done)] {
+        let (result, events) = train(WorkerSpec { stop_after, ..spec(folder.path(), "pieces", &recipe) });
+        assert_eq!(result.unwrap(), exit);
+        pieces.extend(losses(&events));
+    }
+    assert_eq!(losses(&whole), pieces, "every logged loss, bit for bit");
+    assert!(last_checkpoint(&folder.path().join("whole")) == last_checkpoint(&folder.path().join("pieces")));
+    for point in [0, 3, 6] {
+        let of = |run: &str| metrics(&folder.path().join(run), point);
+        assert_eq!(of("whole"), of("pieces"), "validation point {point}");
+    }
+}
+
+#[test]
+fn the_arms_are_equal_at_step_0_and_differ_afterwards() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, geometry) in [("m1", false), ("m2", true)] {
+        train(spec(folder.path(), name, &recipe(geometry))).0.unwrap();
+    }
+    let of = |run: &str, point| metrics(&folder.path().join(run), point);
+    assert_eq!(of("m1", 0), of("m2", 0), "every digit of every metric");
+    assert_ne!(of("m1", 6), of("m2", 6));
+    let shared = |run: &str| {
+        let text = std::fs::read(folder.path().join(run).join("identity.json")).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        ["data", "training_clips", "validation_clips", "codec", "initial_shared_weights"].map(|key| value[key].clone())
+    };
+    assert_eq!(shared("m1"), shared("m2"));
+}
+
+#[test]
+fn a_changed_configuration_is_refused_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = recipe(false);
+    train(WorkerSpec { stop_after: Some(1), ..spec(folder.path(), "run", &first) }).0.unwrap();
+    let before = last_checkpoint(&folder.path().join("run"));
+    let mut changed = first;
+    changed.train.lr *= 2.0;
+    let error = train(spec(folder.path(), "run", &changed)).0.unwrap_err();
+    assert_eq!((error.exit, error.code), (Exit::Refused, "arm_differs"));
+    assert!(error.to_string().contains("train.lr"), "{error}");
+    assert!(before == last_checkpoint(&folder.path().join("run")), "nothing saved is lost");
+}
+
+#[test]
+fn diverging_training_fails_loudly_and_keeps_the_last_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recipe = recipe(false);
+    recipe.train.lr = 1e30;
+    recipe.train.warmup_steps = 0;
+    recipe.train.save_every = 1;
+    recipe.validation.every = 100;
+    let (result, events) = train(spec(folder.path(), "run", &recipe));
+    let error = result.unwrap_err();
+    assert_eq!(error.exit, Exit::Crash);
+    assert!(error.to_string().contains("not finite") || error.to_string().contains("loss is"), "{error}");
+    assert!(matches!(events.last(), Some(Event::AttemptEnded { outcome: Outcome::Failed, exit_code: 70, .. })));
+    let outcome = std::fs::read_to_string(folder.path().join("run/outcome.json")).unwrap();
+    assert!(outcome.contains("failed"), "{outcome}");
+    last_checkpoint(&folder.path().join("run"));
+}
