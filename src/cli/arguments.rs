@@ -218,6 +218,9 @@ pub struct RunArguments {
     pub arm: Vec<String>,
     #[command(flatten)]
     pub overrides: Overrides,
+    /// Stop after step N with a checkpoint (exit 75), as a preemption would
+    #[arg(long, value_name = "N")]
+    pub stop_after: Option<u64>,
 }
 
 #[derive(Debug, Args)]

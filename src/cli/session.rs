@@ -1,6 +1,6 @@
 //! Training arms and watching them: what `demo`, `run` and `resume` come down to, with a screen and without.
 
-use super::arguments::{ColorWhen, Global};
+use super::arguments::{ColorWhen, Global, Overrides};
 use super::lines::Printer;
 use super::verdict::{self, VerdictSummary};
 use super::{has_screen, run};
@@ -17,21 +17,27 @@ pub struct Session {
     pub experiment: Experiment,
     /// Names of the arms, in the experiment's order.
     pub arms: Vec<String>,
-    /// Arguments of `run` that made the experiment what it is, handed on to the workers.
-    pub worker_arguments: Vec<String>,
+    /// The overrides that are in the experiment's recipes already: workers read it again.
+    pub overrides: Overrides,
     /// Stop with a checkpoint after this step.
     pub stop_after: Option<u64>,
 }
 
 impl Session {
     /// Of the named arms, or all.
-    pub fn new(experiment: Experiment, arms: &[String], worker_arguments: Vec<String>) -> Result<Self> {
+    pub fn new(experiment: Experiment, arms: &[String], overrides: Overrides) -> Result<Self> {
         for name in arms {
             experiment.arm(name)?;
         }
         let chosen = |arm: &&Arm| arms.is_empty() || arms.contains(&arm.name);
         let arms = experiment.arms.iter().filter(chosen).map(|arm| arm.name.clone()).collect();
-        Ok(Self { experiment, arms, worker_arguments, stop_after: None })
+        Ok(Self { experiment, arms, overrides, stop_after: None })
+    }
+
+    /// Arguments of `run` for a worker.
+    fn worker_arguments(&self) -> Vec<String> {
+        let stop_after = self.stop_after.map(|step| ["--stop-after".to_owned(), step.to_string()]);
+        self.overrides.arguments().into_iter().chain(stop_after.into_iter().flatten()).collect()
     }
 
     /// Trains until every arm has ended (without a screen) or somebody leaves the console.
@@ -50,11 +56,12 @@ impl Session {
 
     /// Opens the console, starting what is not at work if `start`.
     pub fn watch(self, global: &Global, start: bool) -> Result<Exit> {
-        let Self { experiment, arms, worker_arguments, .. } = self;
+        let arguments = self.worker_arguments();
+        let Self { experiment, arms, .. } = self;
         let worker = WorkerCommand {
             executable: this_program()?,
             experiment: experiment.directory.clone(),
-            arguments: worker_arguments,
+            arguments,
             sharing: arms.len(),
         };
         use_color(global.look.color);
@@ -76,7 +83,7 @@ impl Session {
     fn supervise(self, global: &Global) -> Result<Exit> {
         let options = SuperviseOptions {
             executable: this_program()?,
-            worker_arguments: self.worker_arguments,
+            worker_arguments: self.worker_arguments(),
             stop: stop_on_signals()?,
         };
         let mut printer = Printer::new(global.json, &self.arms);
