@@ -192,6 +192,12 @@ impl Overrides {
     pub fn texts(&self) -> Vec<String> {
         self.set.iter().cloned().chain(self.steps.map(|steps| format!("train.steps={steps}"))).collect()
     }
+
+    /// As arguments of `run`, for a worker.
+    pub fn arguments(&self) -> Vec<String> {
+        let set = self.set.iter().flat_map(|text| ["--set".to_owned(), text.clone()]);
+        set.chain(self.steps.into_iter().flat_map(|steps| ["--steps".to_owned(), steps.to_string()])).collect()
+    }
 }
 
 #[derive(Debug, Args)]

@@ -3,11 +3,13 @@
 use super::arguments::{CheckArguments, Global};
 use super::device::{Device, describe};
 use super::output;
-use crate::config::{self, Experiment, ParameterCount, Recipe, thousands};
+use crate::codec::LinearCodec;
+use crate::config::{self, CodecConfig, Experiment, ParameterCount, Recipe, thousands};
+use crate::data::Dataset;
 use crate::{Error, Exit, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Checks an experiment or a recipe; exit 0 without problems, else that of the first.
 pub fn check(arguments: &CheckArguments, global: &Global) -> Result<Exit> {
@@ -32,6 +34,10 @@ struct Report {
     question: String,
     arms: Vec<ArmReport>,
     ablated: Vec<Ablated>,
+    /// Absent if it was not opened.
+    data: Option<DataReport>,
+    /// What is worth knowing and no problem.
+    notes: Vec<String>,
     device: Option<Device>,
     #[serde(serialize_with = "problems_as_json")]
     problems: Vec<Error>,
@@ -43,6 +49,17 @@ struct ArmReport {
     parameters: Value,
     #[serde(skip)]
     count: ParameterCount,
+}
+
+/// What the dataset gives this recipe.
+#[derive(Serialize)]
+struct DataReport {
+    dataset: PathBuf,
+    training_clips: usize,
+    validation_clips: usize,
+    /// Pixels.
+    height: usize,
+    width: usize,
 }
 
 /// One field in which the arms differ, and each arm's value.
@@ -58,7 +75,7 @@ fn problems_as_json<S: serde::Serializer>(problems: &[Error], serializer: S) -> 
 
 fn examine(path: &Path, overrides: &[String]) -> Report {
     // A folder, or its experiment.yaml, is an experiment; any other file is a recipe.
-    let is_recipe = !path.is_dir() && path.file_name().is_some_and(|name| name != "experiment.yaml") && path.exists();
+    let is_recipe = path.is_file() && path.file_name().is_some_and(|name| name != "experiment.yaml");
     if is_recipe {
         match config::examine_recipe(path, overrides) {
             Ok((recipe, problems)) => Report::new(path, None, vec![("recipe".to_owned(), recipe)], problems),
@@ -69,6 +86,45 @@ fn examine(path: &Path, overrides: &[String]) -> Report {
         let arms = experiment.iter().flat_map(|experiment| &experiment.arms);
         let arms = arms.map(|arm| (arm.name.clone(), arm.recipe.clone())).collect();
         Report::new(path, experiment.as_ref(), arms, problems)
+    }
+}
+
+/// Opens what the recipes name, as a run would, short of decoding: metadata, every row of state and action, the codec.
+fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
+    for (_, recipe) in recipes {
+        match Dataset::open(&recipe.data, &recipe.model) {
+            Ok(dataset) => {
+                let (height, width) = dataset.picture_size();
+                report.add(config::validate_image_size(recipe, height, width));
+                report.data = Some(DataReport {
+                    dataset: recipe.data.dataset.clone(),
+                    training_clips: dataset.train().len(),
+                    validation_clips: dataset.validation().len(),
+                    height,
+                    width,
+                });
+                if recipe.validation.clips > dataset.validation().len() {
+                    let (asked, there) = (recipe.validation.clips, dataset.validation().len());
+                    report.note(format!("validation.clips asks for {asked}, the held-out episodes have {there}"));
+                }
+            }
+            Err(problem) => report.add(vec![problem]),
+        }
+        match &recipe.codec {
+            CodecConfig::Linear { path } if path.exists() => {
+                report.add(LinearCodec::load(path).err().into_iter().collect())
+            }
+            CodecConfig::Linear { path } => report.note(format!("{} will be fitted at first use", path.display())),
+            CodecConfig::WanVae { path } => report.add(vec![
+                Error::refused("codec_unavailable", "the Wan2.2 VAE cannot be run by this version")
+                    .at(path)
+                    .hint("set codec.kind to linear"),
+            ]),
+        }
+        let (warmup, steps) = (recipe.train.warmup_steps, recipe.train.steps);
+        if warmup >= steps {
+            report.note(format!("train.warmup_steps {warmup} does not end within train.steps {steps}"));
+        }
     }
 }
 
@@ -95,14 +151,41 @@ impl Report {
             });
             ArmReport { name: name.clone(), parameters, count }
         });
-        Self {
-            ok: problems.is_empty(),
+        let mut report = Self {
+            ok: true,
             name: experiment.map_or_else(|| path.display().to_string(), |experiment| experiment.name.clone()),
             question: experiment.map(|experiment| experiment.question.clone()).unwrap_or_default(),
             arms: arms.collect(),
             ablated,
+            data: None,
+            notes: Vec::new(),
             device,
             problems,
+        };
+        // A recipe by itself may name what lies on another machine; an experiment is about to be run here.
+        match recipes.first() {
+            Some((_, recipe)) if experiment.is_none() && !recipe.data.dataset.exists() => {
+                report.note(format!("{} is not here: data and codec were not checked", recipe.data.dataset.display()));
+            }
+            Some(_) if report.problems.is_empty() => open_data(&mut report, &recipes),
+            _ => {}
+        }
+        report.ok = report.problems.is_empty();
+        report
+    }
+
+    /// What several arms share is one problem.
+    fn add(&mut self, problems: Vec<Error>) {
+        for problem in problems {
+            if !self.problems.contains(&problem) {
+                self.problems.push(problem);
+            }
+        }
+    }
+
+    fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
         }
     }
 
@@ -118,19 +201,32 @@ impl Report {
         }
         lines.push(String::new());
         let names: Vec<&str> = self.arms.iter().map(|arm| arm.name.as_str()).collect();
+        let mut rows: Vec<(&str, String)> = Vec::new();
         for ablated in &self.ablated {
             let values: Vec<String> =
                 names.iter().zip(&ablated.values).map(|(name, value)| format!("{name} {value}")).collect();
-            lines.push(format!("ablated  {}: {}", ablated.field, values.join(", ")));
+            rows.push(("ablated", format!("{}: {}", ablated.field, values.join(", "))));
+        }
+        if let Some(data) = &self.data {
+            let (training, validation) =
+                (thousands(data.training_clips as u64), thousands(data.validation_clips as u64));
+            let size = format!("{} x {}", data.width, data.height);
+            rows.push(("data", format!("{training} training and {validation} validation clips of {size}")));
         }
         if let Some(device) = &self.device {
-            lines.push(format!("device   {} ({})", device.name, device.reason));
+            rows.push(("device", format!("{} ({})", device.name, device.reason)));
         }
-        lines.push(match self.problems.len() {
-            0 => "result   no problem found".to_owned(),
-            1 => "result   1 problem".to_owned(),
-            count => format!("result   {count} problems"),
-        });
+        rows.extend(self.notes.iter().map(|note| ("note", note.clone())));
+        rows.push((
+            "result",
+            match self.problems.len() {
+                0 => "no problem found".to_owned(),
+                1 => "1 problem".to_owned(),
+                count => format!("{count} problems"),
+            },
+        ));
+        let rows: Vec<(String, String)> = rows.into_iter().map(|(label, text)| (label.to_owned(), text)).collect();
+        lines.extend(output::columns(&rows));
         lines
     }
 }

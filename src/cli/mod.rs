@@ -5,9 +5,17 @@
 
 mod arguments;
 mod check;
+mod data;
 mod device;
+mod lines;
+mod metrics;
+mod open;
 mod output;
+mod recorded;
 mod run;
+mod session;
+mod stop;
+mod verdict;
 mod verify;
 
 pub use arguments::{Arguments, Command};
@@ -73,9 +81,16 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
     match (command, path) {
         (Some(_), Some(path)) => Err(Error::usage("usage", format!("{} stands before the command", path.display()))
             .hint("name the experiment after the command, as in: lbva-tui run experiments/demo")),
-        (Some(Command::Check(check)), None) => check::check(&check, &global),
-        (Some(Command::Verify(verify)), None) => verify::verify(&verify, &global),
-        _ => todo!(),
+        (None, path) => open::open(path.as_deref(), &global),
+        (Some(Command::Demo(arguments)), None) => run::demo(&arguments, &global),
+        (Some(Command::Run(arguments)), None) => run::run(&arguments, &global),
+        (Some(Command::Resume(arguments)), None) => run::resume(&arguments, &global),
+        (Some(Command::Stop(arguments)), None) => stop::stop(&arguments, &global),
+        (Some(Command::Check(arguments)), None) => check::check(&arguments, &global),
+        (Some(Command::Verify(arguments)), None) => verify::verify(&arguments, &global),
+        (Some(Command::Metrics(arguments)), None) => metrics::metrics(&arguments, &global),
+        (Some(Command::Data(arguments)), None) => data::data(&arguments, &global),
+        (Some(Command::Report(arguments)), None) => verdict::report(&arguments, &global),
     }
 }
 

@@ -73,11 +73,20 @@ impl Experiment {
         self.directory.join("runs")
     }
 
+    /// Are the arms the same function before the first step, so that a difference at step 0 is a fault? The geometry
+    /// branch starts as an exact no-op and the optimisation has not begun; any other ablated field may change it.
+    pub fn arms_start_equal(&self) -> bool {
+        let equal = |field: &String| {
+            field.starts_with("model.geometry") || (field.starts_with("train.") && field != "train.seed")
+        };
+        self.ablated.iter().all(equal)
+    }
+
     /// The arm of this name, or an error that names the nearest (exit 2: arms are named on the command line).
     pub fn arm(&self, name: &str) -> Result<&Arm> {
         self.arms.iter().find(|arm| arm.name == name).ok_or_else(|| {
             let names: Vec<String> = self.arms.iter().map(|arm| arm.name.clone()).collect();
-            let hint = match super::typed::nearest(name, &names) {
+            let hint = match super::nearest(name, &names) {
                 Some(nearest) => format!("did you mean {nearest}?"),
                 None => format!("its arms are {}", names.join(", ")),
             };

@@ -16,6 +16,7 @@ mod validate;
 pub(crate) use count::thousands;
 pub use count::{ParameterCount, Part, count, parameter_shapes};
 pub use experiment::{Arm, Examination, Experiment, examine};
+pub(crate) use typed::nearest;
 pub use types::*;
 pub use validate::{validate, validate_image_size};
 

@@ -110,7 +110,7 @@ impl Fault {
 }
 
 /// The name that a typing mistake most likely meant: within a third of its letters, at least two.
-pub(super) fn nearest<'a>(name: &str, names: &'a [String]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, names: &'a [String]) -> Option<&'a str> {
     let distance = |candidate: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &candidate.to_lowercase());
     let near =
         |candidate: &&String| distance(candidate) <= (candidate.chars().count() / 3).max(2).min(candidate.len() - 1);

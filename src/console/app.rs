@@ -29,7 +29,9 @@ pub const SMOOTHING: [f32; 5] = [0.0, 0.3, 0.6, 0.9, 0.98];
 pub enum Msg {
     Key(KeyEvent),
     Resize(u16, u16),
-    Tick { now_ms: u64 },
+    Tick {
+        now_ms: u64,
+    },
     /// The first reading goes on.
     Loading(LoadProgress),
     Snapshot(Arc<ConsoleSnapshot>),
@@ -37,9 +39,15 @@ pub enum Msg {
     LoadFailed(String),
     Strip(StripRequest, Result<PictureStrip, String>),
     /// What really came of a deed.
-    EffectResult { ok: bool, text: String },
+    EffectResult {
+        ok: bool,
+        text: String,
+    },
     /// A thread of the console panicked: leave in order.
-    WorkerDied { thread: String, message: String },
+    WorkerDied {
+        thread: String,
+        message: String,
+    },
     /// Back from a suspension.
     Continued,
     /// Another process asks for one (SIGTSTP).
@@ -58,7 +66,9 @@ pub enum Effect {
     /// End this attempt's process at once.
     Kill(Target),
     /// Start the next attempt of an arm.
-    Resume { arm: String },
+    Resume {
+        arm: String,
+    },
     LoadStrip(StripRequest),
     /// Read the runs again now, and draw the whole screen.
     Refresh,
@@ -105,9 +115,16 @@ impl Pane {
 pub enum Modal {
     #[default]
     None,
-    Help { scroll: u16 },
-    Palette { input: Input, selected: usize },
-    Search { input: Input },
+    Help {
+        scroll: u16,
+    },
+    Palette {
+        input: Input,
+        selected: usize,
+    },
+    Search {
+        input: Input,
+    },
     Confirm(Confirm),
 }
 

@@ -113,7 +113,8 @@ pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
             None => {}
         },
     }
-    if is_active(state) && is_old(run, now_ms)
+    if is_active(state)
+        && is_old(run, now_ms)
         && let Some(age) = run.age_ms(now_ms)
     {
         parts.push(format!("data {} old", duration(age)));

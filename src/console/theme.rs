@@ -98,7 +98,8 @@ impl Theme {
     pub fn detect(choice: ThemeChoice, variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let term = set("TERM").unwrap_or_default();
-        let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default().to_lowercase();
+        let locale =
+            set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default().to_lowercase();
         let utf8 = locale.contains("utf-8") || locale.contains("utf8");
         let ascii = choice.ascii.unwrap_or(!utf8 || term == "linux");
         let light = choice.light.unwrap_or_else(|| {

@@ -67,7 +67,9 @@ pub fn validation(arm: u64, step: u64) -> ValidationEvent {
     ValidationEvent {
         step,
         clips: 12,
-        wrist_lpips: 0.40 - 0.01 * arm as f64 + 0.28 * fall + 0.01 * (noise(step + 31 * arm) - 0.5) * f64::from(step > 0),
+        wrist_lpips: 0.40 - 0.01 * arm as f64
+            + 0.28 * fall
+            + 0.01 * (noise(step + 31 * arm) - 0.5) * f64::from(step > 0),
         wrist_psnr: 19.0 + 0.2 * arm as f64 - 5.0 * fall,
         wrist_ssim: 0.7 - 0.3 * fall,
         trans_l2_norm: 0.2 + 0.5 * fall,
@@ -99,14 +101,16 @@ pub fn log(run: &mut RunView, ago_ms: u64, level: Level, text: &str) {
 
 /// A run that is alive at `step` of `total`.
 pub fn running(name: &str, arm: u64, step: u64, total: u64) -> RunView {
-    let mut run = RunView { arm: name.into(), directory: format!("/experiments/demo/runs/{name}").into(), ..RunView::default() };
+    let mut run =
+        RunView { arm: name.into(), directory: format!("/experiments/demo/runs/{name}").into(), ..RunView::default() };
     run.attempts.push(AttemptView { started: started(name, 1, 0, total), started_ms: NOW_MS - 900_000, ended: None });
     push_steps(&mut run, arm, 1, 1..=step);
     for point in (0..=step).step_by(100) {
         run.validations.push(ValidationPoint { attempt: 1, event: validation(arm, point) });
     }
     if step >= 100 {
-        run.last_save = Some(SaveView { step: step / 100 * 100, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
+        run.last_save =
+            Some(SaveView { step: step / 100 * 100, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
     }
     run.last_event_ms = Some(NOW_MS - 400);
     run.liveness = Liveness::Alive;
@@ -171,13 +175,18 @@ pub fn starting() -> ConsoleSnapshot {
     });
     first.log.clear();
     log(&mut first, 6_000, Level::Info, "caching latents of 720 clips");
-    let second = RunView { arm: "m2_geometry".into(), directory: "/experiments/demo/runs/m2_geometry".into(), ..RunView::default() };
+    let second = RunView {
+        arm: "m2_geometry".into(),
+        directory: "/experiments/demo/runs/m2_geometry".into(),
+        ..RunView::default()
+    };
     ConsoleSnapshot { runs: vec![Arc::new(first), Arc::new(second)], verdict: None, ..demo() }
 }
 
 /// Eight arms in every state there is.
 pub fn eight() -> ConsoleSnapshot {
-    let mut runs: Vec<RunView> = (0..8).map(|arm| running(&format!("arm{arm}_variant"), arm, 300 + 170 * arm, 2_000)).collect();
+    let mut runs: Vec<RunView> =
+        (0..8).map(|arm| running(&format!("arm{arm}_variant"), arm, 300 + 170 * arm, 2_000)).collect();
     let end = |run: &mut RunView, outcome, reason: &str, step| {
         run.outcome = Some(OutcomeView { outcome, reason: reason.into(), exit_code: 1, step });
         run.attempts[0].ended = Some((outcome, reason.into()));

@@ -15,9 +15,8 @@ use ratatui::style::Modifier;
 pub fn panel(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer: &mut Buffer) {
     let selected = arms.iter().find(|arm| arm.selected);
     let title = match metric {
-        Metric::Memory => {
-            format!("{} memory", selected.map_or("", |arm| status::memory_kind(arm.run))).replace("memory memory", "memory")
-        }
+        Metric::Memory => format!("{} memory", selected.map_or("", |arm| status::memory_kind(arm.run)))
+            .replace("memory memory", "memory"),
         _ => format!("{}{}", metric.title(), metric.arrow()),
     };
     let inside = frame(app.theme, title.trim(), "", false, area, buffer);

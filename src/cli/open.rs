@@ -1,0 +1,116 @@
+//! `lbva-tui [PATH]`: the console over an experiment, or what every run there is doing, as lines.
+
+use super::arguments::Global;
+use super::recorded::recorded_overrides;
+use super::session::Session;
+use super::stop::word;
+use super::{has_screen, output};
+use crate::config::Experiment;
+use crate::runlog::{ExperimentRuns, RunReader, now_ms};
+use crate::{Error, Exit, Result};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Where experiments are, if nobody says.
+const DEFAULT: &str = "experiments";
+
+/// Opens the console, or prints the states of all runs.
+pub fn open(path: Option<&Path>, global: &Global) -> Result<Exit> {
+    let path = path.unwrap_or(Path::new(DEFAULT));
+    let experiments = experiments_in(path)?;
+    if !has_screen(global) {
+        return list(&experiments, global);
+    }
+    let chosen = most_recent(&experiments).ok_or_else(|| nothing_in(path))?;
+    let experiment = Experiment::load(chosen)?;
+    let arms: Vec<String> = experiment.arms.iter().map(|arm| arm.name.clone()).collect();
+    // A run that is resumed from the console must be started as it was.
+    let overrides = recorded_overrides(&experiment.directory, &arms)?.unwrap_or_default();
+    Session::new(experiment, &[], overrides.arguments())?.watch(global, false)
+}
+
+/// The path itself if it is an experiment, else the experiments right below it, by name.
+fn experiments_in(path: &Path) -> Result<Vec<PathBuf>> {
+    let is_experiment = |folder: &Path| folder.join("experiment.yaml").is_file();
+    if is_experiment(path) {
+        return Ok(vec![path.to_owned()]);
+    }
+    if !path.is_dir() {
+        return Err(not_there(path));
+    }
+    let entries = std::fs::read_dir(path)
+        .map_err(|error| Error::data("not_readable", format!("cannot be read: {error}")).at(path))?;
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|it| is_experiment(it)).collect();
+    found.sort();
+    if found.is_empty() { Err(nothing_in(path)) } else { Ok(found) }
+}
+
+/// A word that is no folder may be a command with a slip in it.
+fn not_there(path: &Path) -> Error {
+    use clap::CommandFactory;
+    let error = Error::usage("no_experiment", "no such experiment or command").at(path);
+    let commands: Vec<String> =
+        super::Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    match path.to_str().and_then(|name| crate::config::nearest(name, &commands)) {
+        Some(command) => error.hint(format!("did you mean the command {command}?")),
+        None => error.hint("name a folder such as experiments/demo, or see --help"),
+    }
+}
+
+fn nothing_in(path: &Path) -> Error {
+    Error::usage("no_experiment", "no experiment here: no folder with an experiment.yaml").at(path)
+}
+
+/// The experiment whose runs changed last; without runs the first by name.
+fn most_recent(experiments: &[PathBuf]) -> Option<&PathBuf> {
+    let newest = experiments
+        .iter()
+        .filter_map(|folder| Some((last_change(folder)?, folder)))
+        .max_by(|(left, _), (right, _)| left.cmp(right));
+    newest.map(|(_, folder)| folder).or(experiments.first())
+}
+
+fn last_change(experiment: &Path) -> Option<SystemTime> {
+    let runs = ExperimentRuns::new(experiment).list().ok()?;
+    let newest_of = |run: &crate::runlog::RunDir| {
+        let events = run.newest_attempt().ok()??.events();
+        std::fs::metadata(events).and_then(|metadata| metadata.modified()).ok()
+    };
+    runs.iter().filter_map(newest_of).max()
+}
+
+fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
+    let mut documents = Vec::new();
+    for path in experiments {
+        let experiment = Experiment::load(path)?;
+        let runs = ExperimentRuns::new(&experiment.directory);
+        let mut arms = Vec::new();
+        let mut rows = Vec::new();
+        for arm in &experiment.arms {
+            let mut reader = RunReader::open(runs.run(&arm.name).root());
+            let now_ms = now_ms();
+            reader.poll(now_ms)?;
+            let view = reader.view();
+            let (state, reason) = view.state(now_ms);
+            let total = if view.total_steps() > 0 { view.total_steps() } else { arm.recipe.train.steps };
+            rows.push((arm.name.clone(), format!("{:9} step {}/{total}  {reason}", word(state), view.steps_done())));
+            arms.push(arm_document(&arm.name, word(state), &reason, view.steps_done(), total, view.age_ms(now_ms)));
+        }
+        if !global.json {
+            output::line(format!("{}  {}", path.display(), experiment.question))?;
+            for line in output::columns(&rows) {
+                output::line(format!("  {line}"))?;
+            }
+        }
+        documents.push(json!({"experiment": experiment.name, "path": path, "arms": arms}));
+    }
+    if global.json {
+        output::document(&json!({"experiments": documents}))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn arm_document(name: &str, state: &str, reason: &str, step: u64, total: u64, age_ms: Option<u64>) -> Value {
+    json!({"arm": name, "state": state, "reason": reason, "step": step, "total_steps": total, "age_ms": age_ms})
+}
