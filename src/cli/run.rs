@@ -2,20 +2,29 @@
 
 use super::allow_writing;
 use super::arguments::{DemoArguments, Global, Overrides, ResumeArguments, RunArguments};
+use super::lines::Printer;
 use super::recorded::recorded_overrides;
 use super::session::Session;
 use crate::config::{Arm, Experiment};
+use crate::control::{Progress, Tail};
+use crate::runlog::{DETACHED_WORKER_VARIABLE, ExperimentRuns, Level, RunState, now_ms};
+use crate::train::stop::StopFlag;
+use crate::train::worker::{self, WorkerSpec};
 use crate::{Error, Exit, Result};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often the log is looked at for new lines.
+const POLL: Duration = Duration::from_millis(200);
 
 /// Trains the shipped demo.
 pub fn demo(arguments: &DemoArguments, global: &Global) -> Result<Exit> {
-    train(&demo_folder()?, &arguments.arm, &arguments.overrides, global)
+    train(&demo_folder()?, &arguments.arm, &arguments.overrides, arguments.stop_after, global)
 }
 
 /// Trains the arms of an experiment.
 pub fn run(arguments: &RunArguments, global: &Global) -> Result<Exit> {
-    train(&arguments.experiment, &arguments.arm, &arguments.overrides, global)
+    train(&arguments.experiment, &arguments.arm, &arguments.overrides, arguments.stop_after, global)
 }
 
 /// Continues arms from their last complete checkpoint, with the overrides that they were started with: without them
@@ -31,13 +40,23 @@ pub fn resume(arguments: &ResumeArguments, global: &Global) -> Result<Exit> {
             .in_place(arguments.arm.join(", "))
             .hint(format!("start it: lbva-tui run {}", arguments.experiment.display()))
     })?;
-    train(&arguments.experiment, &arguments.arm, &overrides, global)
+    train(&arguments.experiment, &arguments.arm, &overrides, None, global)
 }
 
-fn train(path: &Path, arms: &[String], overrides: &Overrides, global: &Global) -> Result<Exit> {
+fn train(
+    path: &Path,
+    arms: &[String],
+    overrides: &Overrides,
+    stop_after: Option<u64>,
+    global: &Global,
+) -> Result<Exit> {
     allow_writing(global, "starting a run")?;
     let experiment = Experiment::load_with(path, &overrides.texts())?;
-    Session::new(experiment, arms, overrides.arguments())?.train(global)
+    let mut worker_arguments = overrides.arguments();
+    if let Some(step) = stop_after {
+        worker_arguments.extend(["--stop-after".to_owned(), step.to_string()]);
+    }
+    Session::new(experiment, arms, worker_arguments, stop_after)?.train(global)
 }
 
 /// `experiments/demo` in the current folder or the nearest one above it, so that it works anywhere in the repository.
@@ -53,8 +72,44 @@ fn demo_folder() -> Result<PathBuf> {
     })
 }
 
-/// Trains one arm in this process.
-pub fn train_here(session: &Session, arm: &Arm, _global: &Global) -> Result<Exit> {
-    Err(Error::new(Exit::Unavailable, "not_built", "this build has no trainer")
-        .in_place(format!("{} of {}", arm.name, session.experiment.name)))
+/// Trains one arm in this process, printing what its run log says.
+pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit> {
+    let experiment = &session.experiment;
+    let run = ExperimentRuns::new(&experiment.directory).run(&arm.name);
+    let names = [arm.name.clone()];
+    let mut printer = Printer::new(global.json, &names);
+    let mut tail = Tail::begin(&arm.name, run.root())?;
+    if let (RunState::Finished, reason) = tail.view().state(now_ms()) {
+        printer.progress(Progress::Control { arm: &arm.name, level: Level::Info, text: &reason });
+        return Ok(Exit::Done);
+    }
+    let index = experiment.arms.iter().position(|other| other.name == arm.name).unwrap_or(0);
+    let detached = std::env::var_os(DETACHED_WORKER_VARIABLE).is_some();
+    let spec = WorkerSpec {
+        experiment: experiment.name.clone(),
+        arm: arm.name.clone(),
+        arm_index: (index, experiment.arms.len()),
+        recipe_text: arm.recipe.to_yaml(),
+        recipe: arm.recipe.clone(),
+        cache: ExperimentRuns::new(&experiment.directory).root().join(".cache"),
+        run,
+        stop_after: session.stop_after,
+        detached,
+        command_line: std::env::args().collect(),
+        code_version: format!("{} {}", env!("CARGO_PKG_VERSION"), super::COMMIT),
+    };
+    let stop = StopFlag::on_signals()?;
+    let result = std::thread::scope(|scope| {
+        let trainer = scope.spawn(move || worker::run(spec, stop, &mut |_| {}));
+        // A detached worker's output is its log already.
+        while !trainer.is_finished() && !detached {
+            tail.advance(&mut |progress| printer.progress(progress))?;
+            std::thread::sleep(POLL);
+        }
+        trainer.join().unwrap_or_else(|_| Err(Error::crash("the trainer panicked at the place named above")))
+    });
+    if !detached {
+        tail.advance(&mut |progress| printer.progress(progress))?;
+    }
+    result
 }

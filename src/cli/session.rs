@@ -7,6 +7,7 @@ use super::{has_screen, run};
 use crate::config::{Arm, Experiment};
 use crate::console::{self, ConsoleOptions};
 use crate::control::{SuperviseOptions, WorkerCommand, supervise};
+use crate::runlog::{ExperimentRuns, check_arm_yaml};
 use crate::{Error, Exit, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,13 +26,18 @@ pub struct Session {
 
 impl Session {
     /// Of the named arms, or all.
-    pub fn new(experiment: Experiment, arms: &[String], worker_arguments: Vec<String>) -> Result<Self> {
+    pub fn new(
+        experiment: Experiment,
+        arms: &[String],
+        worker_arguments: Vec<String>,
+        stop_after: Option<u64>,
+    ) -> Result<Self> {
         for name in arms {
             experiment.arm(name)?;
         }
         let chosen = |arm: &&Arm| arms.is_empty() || arms.contains(&arm.name);
         let arms = experiment.arms.iter().filter(chosen).map(|arm| arm.name.clone()).collect();
-        Ok(Self { experiment, arms, worker_arguments, stop_after: None })
+        Ok(Self { experiment, arms, worker_arguments, stop_after })
     }
 
     /// Trains until every arm has ended (without a screen) or somebody leaves the console.
@@ -39,6 +45,12 @@ impl Session {
     /// Without a screen a single arm trains in this very process, so that a signal or a scheduler's limit meets the
     /// trainer itself; several get a process each.
     pub fn train(self, global: &Global) -> Result<Exit> {
+        // Asked before anything starts, and also of runs that are complete: those would otherwise be shown as the
+        // result of a configuration that they never had.
+        let runs = ExperimentRuns::new(&self.experiment.directory);
+        for name in &self.arms {
+            check_arm_yaml(&runs.run(name).arm_yaml(), &self.experiment.arm(name)?.recipe.to_yaml())?;
+        }
         if has_screen(global) {
             return self.watch(global, true);
         }
