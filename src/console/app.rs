@@ -29,7 +29,9 @@ pub const SMOOTHING: [f32; 5] = [0.0, 0.3, 0.6, 0.9, 0.98];
 pub enum Msg {
     Key(KeyEvent),
     Resize(u16, u16),
-    Tick { now_ms: u64 },
+    Tick {
+        now_ms: u64,
+    },
     /// The first reading goes on.
     Loading(LoadProgress),
     Snapshot(Arc<ConsoleSnapshot>),
@@ -37,9 +39,15 @@ pub enum Msg {
     LoadFailed(String),
     Strip(StripRequest, Result<PictureStrip, String>),
     /// What really came of a deed.
-    EffectResult { ok: bool, text: String },
+    EffectResult {
+        ok: bool,
+        text: String,
+    },
     /// A thread of the console panicked: leave in order.
-    WorkerDied { thread: String, message: String },
+    WorkerDied {
+        thread: String,
+        message: String,
+    },
     /// Back from a suspension.
     Continued,
     /// Another process asks for one (SIGTSTP).
@@ -58,7 +66,9 @@ pub enum Effect {
     /// End this attempt's process at once.
     Kill(Target),
     /// Start the next attempt of an arm.
-    Resume { arm: String },
+    Resume {
+        arm: String,
+    },
     LoadStrip(StripRequest),
     /// Read the runs again now, and draw the whole screen.
     Refresh,
@@ -105,9 +115,16 @@ impl Pane {
 pub enum Modal {
     #[default]
     None,
-    Help { scroll: u16 },
-    Palette { input: Input, selected: usize },
-    Search { input: Input },
+    Help {
+        scroll: u16,
+    },
+    Palette {
+        input: Input,
+        selected: usize,
+    },
+    Search {
+        input: Input,
+    },
     Confirm(Confirm),
 }
 
@@ -288,6 +305,7 @@ impl App {
             self.selected = snapshot.runs.first().map(|run| run.arm.clone()).unwrap_or_default();
             self.log.above_end = 0;
         }
+        let newest = self.extent().1;
         self.curves.retain(|arm, _| snapshot.runs.iter().any(|run| run.arm == *arm));
         for run in &snapshot.runs {
             let curves =
@@ -298,6 +316,10 @@ impl App {
         }
         self.snapshot = Some(snapshot);
         self.smooth();
+        if let Some((from, to)) = self.chart.window.filter(|(_, to)| *to == newest) {
+            let arrived = self.extent().1.saturating_sub(newest);
+            self.chart.window = Some((from.saturating_add(arrived), to.saturating_add(arrived)));
+        }
         // A reader who scrolled back keeps the lines before his eyes while new ones arrive.
         if let (true, Some((arm, len, last)), Some(run)) = (self.log.above_end > 0, before, self.selected_run())
             && run.arm == arm
@@ -567,7 +589,8 @@ impl App {
         let centre = self.chart.cursor.filter(|cursor| (from..=to).contains(cursor));
         let from = match centre {
             Some(cursor) => cursor.saturating_sub(target / 2),
-            None if self.chart.window.is_none() => last - target,
+            // Who looks at the newest steps goes on looking at them.
+            None if to >= last => last - target,
             None => (from + span / 2).saturating_sub(target / 2),
         };
         let from = from.clamp(first, last - target);

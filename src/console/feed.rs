@@ -31,7 +31,12 @@ pub enum Command {
 }
 
 /// Reads, watches and controls until the screen is gone.
-pub fn run(experiment: ExperimentRuns, mut options: ConsoleOptions, commands: &Receiver<Command>, messages: &Sender<Msg>) {
+pub fn run(
+    experiment: ExperimentRuns,
+    mut options: ConsoleOptions,
+    commands: &Receiver<Command>,
+    messages: &Sender<Msg>,
+) {
     let mut feed = Feed {
         title: options.title.clone(),
         question: options.question.clone(),
@@ -199,7 +204,8 @@ impl Feed {
     }
 
     fn obey(&mut self, command: Command, messages: &Sender<Msg>) {
-        let worker = |target: &Target| WorkerRef { attempt: target.attempt, pid: target.pid, host: target.host.clone() };
+        let worker =
+            |target: &Target| WorkerRef { attempt: target.attempt, pid: target.pid, host: target.host.clone() };
         let (arm, request) = match &command {
             Command::Stop(target) => (target.arm.as_str(), Request::Stop(worker(target))),
             Command::Kill(target) => (target.arm.as_str(), Request::Kill(worker(target))),

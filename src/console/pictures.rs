@@ -71,11 +71,7 @@ fn read(path: &Path) -> Result<RgbImage, String> {
         return Err(format!("{} is too large for a strip", path.display()));
     }
     let picture = image::open(path).map_err(|error| format!("unreadable picture: {error}"))?;
-    let picture = if picture.width() > WIDEST {
-        picture.thumbnail(WIDEST, u32::MAX)
-    } else {
-        picture
-    };
+    let picture = if picture.width() > WIDEST { picture.thumbnail(WIDEST, u32::MAX) } else { picture };
     Ok(picture.to_rgb8())
 }
 

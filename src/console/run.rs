@@ -303,7 +303,13 @@ fn goodbye(directory: &Path, app: Option<&App>) -> Vec<String> {
         } else {
             arm.reason.clone()
         };
-        lines.push(format!("  {glyph} {}  {}  {}  {}", pad(&arm.run.arm, names), pad(word, 9), pad(&steps, 17), fit(&detail, 90)));
+        lines.push(format!(
+            "  {glyph} {}  {}  {}  {}",
+            pad(&arm.run.arm, names),
+            pad(word, 9),
+            pad(&steps, 17),
+            fit(&detail, 90)
+        ));
     }
     if let Some(verdict) = app.and_then(|app| app.snapshot.as_ref()?.verdict.clone()) {
         lines.push(format!("  verdict: {}", verdict.headline));
@@ -311,7 +317,10 @@ fn goodbye(directory: &Path, app: Option<&App>) -> Vec<String> {
     match active.as_slice() {
         [] => {}
         [arm] => {
-            lines.push(format!("{arm} keeps running. Stop it with a checkpoint: lbva-tui stop {} --arm {arm}", shown.display()));
+            lines.push(format!(
+                "{arm} keeps running. Stop it with a checkpoint: lbva-tui stop {} --arm {arm}",
+                shown.display()
+            ));
         }
         [first, ..] => lines.push(format!(
             "{} runs keep running. Stop one with a checkpoint: lbva-tui stop {} --arm {first}",

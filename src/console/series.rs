@@ -174,7 +174,12 @@ impl Curve {
         let columns = self.columns(run);
         let same_start = self.taken_in == 0
             || (columns.len() >= self.taken_in
-                && self.last == columns.step.get(self.taken_in - 1).copied().zip(columns.attempt.get(self.taken_in - 1).copied())
+                && self.last
+                    == columns
+                        .step
+                        .get(self.taken_in - 1)
+                        .copied()
+                        .zip(columns.attempt.get(self.taken_in - 1).copied())
                 && self.last.map(|(_, attempt)| attempt) == columns.attempt.last().copied());
         if !same_start {
             self.forget();
@@ -310,7 +315,14 @@ impl Curve {
         self.lines(run, false, (from, to), columns, Merge::Mean)
     }
 
-    fn lines(&self, run: &RunView, smoothed: bool, (from, to): (u64, u64), columns: usize, merge: Merge) -> Vec<Vec<Point>> {
+    fn lines(
+        &self,
+        run: &RunView,
+        smoothed: bool,
+        (from, to): (u64, u64),
+        columns: usize,
+        merge: Merge,
+    ) -> Vec<Vec<Point>> {
         let raw = self.columns(run);
         let (values, blocks) = match &self.smoothed {
             Some(curve) if smoothed => (curve.values.as_slice(), curve.blocks.as_slice()),
@@ -342,7 +354,8 @@ fn merge_columns(
     columns: usize,
     merge: Merge,
 ) -> Vec<Point> {
-    if last.saturating_sub(first) <= 2 * columns {
+    let most = if merge == Merge::Mean { columns } else { 2 * columns };
+    if last.saturating_sub(first) <= most {
         return (first..last).filter_map(|index| Some((source.step[index], source.kept(index)?))).collect();
     }
     let span = u128::from(to.saturating_sub(from)) + 1;

@@ -105,7 +105,8 @@ impl PanicHook {
                 .map(|text| (*text).to_owned())
                 .or_else(|| payload.downcast_ref::<String>().cloned())
                 .unwrap_or_else(|| "no message".to_owned());
-            let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
+            let place =
+                info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
             let message = format!("{text}{place}");
             let thread = std::thread::current();
             if thread.id() == screen {

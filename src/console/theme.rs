@@ -98,7 +98,8 @@ impl Theme {
     pub fn detect(choice: ThemeChoice, variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let term = set("TERM").unwrap_or_default();
-        let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default().to_lowercase();
+        let locale =
+            set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default().to_lowercase();
         let utf8 = locale.contains("utf-8") || locale.contains("utf8");
         let ascii = choice.ascii.unwrap_or(!utf8 || term == "linux");
         let light = choice.light.unwrap_or_else(|| {
@@ -151,6 +152,12 @@ impl Theme {
         LINE_STYLES.get(index).copied().unwrap_or(LINE_STYLES[0])
     }
 
+    /// Two columns that show an arm's line in a list: the line itself, or its marker in ASCII.
+    pub fn sample(self, position: usize) -> String {
+        let line = self.line(position);
+        if self.ascii { format!("{0}{0}", line.marker) } else { line.sample.to_owned() }
+    }
+
     /// Applies `--ascii` and `NO_COLOR` to a finished frame: the one place where both hold for every widget.
     pub fn restrict(self, buffer: &mut Buffer) {
         if self.color && !self.ascii {
@@ -172,9 +179,11 @@ impl Theme {
 /// The nearest ASCII character.
 fn ascii(symbol: &str) -> &'static str {
     match symbol.chars().next().unwrap_or(' ') {
-        '─' | '━' | '╌' | '╍' | '┅' | '┉' | '┈' | '╸' | '╺' | '—' | '–' => "-",
-        '│' | '┃' | '┊' | '╎' | '▏' | '┤' | '├' | '▐' => "|",
-        '╭' | '╮' | '╰' | '╯' | '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' => "+",
+        '━' => "=",
+        '─' | '╌' | '╍' | '┅' | '┉' | '╸' | '╺' | '—' | '–' => "-",
+        '┈' => ".",
+        '│' | '┃' | '┊' | '╎' | '▏' | '▐' => "|",
+        '╭' | '╮' | '╰' | '╯' | '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' | '┤' | '├' => "+",
         '▌' | '▶' | '›' | '→' => ">",
         '‹' | '←' => "<",
         '●' => "*",

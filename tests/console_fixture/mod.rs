@@ -39,22 +39,22 @@ pub fn started(arm: &str, attempt: u32, start_step: u64, total_steps: u64) -> At
 }
 
 pub fn step_event(arm: u64, step: u64) -> StepEvent {
-    let loss = 0.08 + 0.9 * (-(step as f64) / 300.0).exp() + 0.05 * (noise(arm * 1_000_003 + step) - 0.5);
+    let loss = 0.08 + 0.9 * (-(step as f64) / 300.0).exp() + 0.05 * (noise((arm * 1_000_003).wrapping_add(step)) - 0.5);
     StepEvent {
         step,
         loss,
         loss_video: loss * 0.8,
         loss_action: loss * 0.15,
         loss_proprio: loss * 0.05,
-        grad_norm: 1.0 + noise(step * 7 + arm),
+        grad_norm: 1.0 + noise(step.wrapping_mul(7).wrapping_add(arm)),
         lr: 1e-4,
-        step_ms: 400.0 + 30.0 * arm as f64 + 40.0 * noise(step * 3 + arm),
+        step_ms: 400.0 + 30.0 * arm as f64 + 40.0 * noise(step.wrapping_mul(3).wrapping_add(arm)),
         data_ms: 8.0,
-        padding_waste: 0.001 + 0.02 * noise(step * 5 + arm),
+        padding_waste: 0.001 + 0.02 * noise(step.wrapping_mul(5).wrapping_add(arm)),
         tokens: 18_432,
         memory: Memory {
             kind: MemoryKind::Rss,
-            bytes: 1_200_000_000 + step * 10_000,
+            bytes: 1_200_000_000u64.wrapping_add(step.wrapping_mul(10_000)),
             peak_bytes: 1_400_000_000,
             total_bytes: 16_000_000_000,
         },
@@ -67,7 +67,9 @@ pub fn validation(arm: u64, step: u64) -> ValidationEvent {
     ValidationEvent {
         step,
         clips: 12,
-        wrist_lpips: 0.40 - 0.01 * arm as f64 + 0.28 * fall + 0.01 * (noise(step + 31 * arm) - 0.5) * f64::from(step > 0),
+        wrist_lpips: 0.40 - 0.01 * arm as f64
+            + 0.28 * fall
+            + 0.01 * (noise(step.wrapping_add(31 * arm)) - 0.5) * f64::from(step > 0),
         wrist_psnr: 19.0 + 0.2 * arm as f64 - 5.0 * fall,
         wrist_ssim: 0.7 - 0.3 * fall,
         trans_l2_norm: 0.2 + 0.5 * fall,
@@ -99,14 +101,16 @@ pub fn log(run: &mut RunView, ago_ms: u64, level: Level, text: &str) {
 
 /// A run that is alive at `step` of `total`.
 pub fn running(name: &str, arm: u64, step: u64, total: u64) -> RunView {
-    let mut run = RunView { arm: name.into(), directory: format!("/experiments/demo/runs/{name}").into(), ..RunView::default() };
+    let mut run =
+        RunView { arm: name.into(), directory: format!("/experiments/demo/runs/{name}").into(), ..RunView::default() };
     run.attempts.push(AttemptView { started: started(name, 1, 0, total), started_ms: NOW_MS - 900_000, ended: None });
     push_steps(&mut run, arm, 1, 1..=step);
     for point in (0..=step).step_by(100) {
         run.validations.push(ValidationPoint { attempt: 1, event: validation(arm, point) });
     }
     if step >= 100 {
-        run.last_save = Some(SaveView { step: step / 100 * 100, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
+        run.last_save =
+            Some(SaveView { step: step / 100 * 100, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
     }
     run.last_event_ms = Some(NOW_MS - 400);
     run.liveness = Liveness::Alive;
@@ -171,13 +175,18 @@ pub fn starting() -> ConsoleSnapshot {
     });
     first.log.clear();
     log(&mut first, 6_000, Level::Info, "caching latents of 720 clips");
-    let second = RunView { arm: "m2_geometry".into(), directory: "/experiments/demo/runs/m2_geometry".into(), ..RunView::default() };
+    let second = RunView {
+        arm: "m2_geometry".into(),
+        directory: "/experiments/demo/runs/m2_geometry".into(),
+        ..RunView::default()
+    };
     ConsoleSnapshot { runs: vec![Arc::new(first), Arc::new(second)], verdict: None, ..demo() }
 }
 
 /// Eight arms in every state there is.
 pub fn eight() -> ConsoleSnapshot {
-    let mut runs: Vec<RunView> = (0..8).map(|arm| running(&format!("arm{arm}_variant"), arm, 300 + 170 * arm, 2_000)).collect();
+    let mut runs: Vec<RunView> =
+        (0..8).map(|arm| running(&format!("arm{arm}_variant"), arm, 300 + 170 * arm, 2_000)).collect();
     let end = |run: &mut RunView, outcome, reason: &str, step| {
         run.outcome = Some(OutcomeView { outcome, reason: reason.into(), exit_code: 1, step });
         run.attempts[0].ended = Some((outcome, reason.into()));

@@ -110,7 +110,8 @@ impl App {
     fn confirmed(&mut self, confirm: Confirm) -> Vec<Effect> {
         let Confirm { deed, target, .. } = confirm;
         let now_ms = self.now_ms;
-        let current = self.runs().iter().find(|run| run.arm == target.arm).map(|run| (Target::of(run), run.state(now_ms).0));
+        let current =
+            self.runs().iter().find(|run| run.arm == target.arm).map(|run| (Target::of(run), run.state(now_ms).0));
         let refused = match &current {
             None => Some(format!("{} is gone; nothing was done", target.arm)),
             Some((now, _)) if *now != target => Some(format!(

@@ -17,7 +17,8 @@ pub fn lines_each(arms: usize, height: u16) -> u16 {
 /// The framed list. Scrolls so that the selected arm is in view.
 pub fn draw(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
     let drawn = arms.iter().filter(|arm| arm.drawn).count();
-    let right = if arms.is_empty() || drawn == arms.len() { String::new() } else { format!("{drawn} of {} drawn", arms.len()) };
+    let right =
+        if arms.is_empty() || drawn == arms.len() { String::new() } else { format!("{drawn} of {} drawn", arms.len()) };
     let inside = frame(app.theme, "Arms", &right, app.pane == Pane::Arms, area, buffer);
     list(app, arms, inside, buffer);
 }
@@ -42,7 +43,14 @@ pub fn list(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
     if below > 0 && area.height > 1 {
         let text = format!(" {below} more ");
         let x = area.right().saturating_sub(text.len() as u16);
-        put(buffer, x, area.bottom() - 1, area.right(), &text, app.theme.role(Role::Dim).add_modifier(Modifier::REVERSED));
+        put(
+            buffer,
+            x,
+            area.bottom() - 1,
+            area.right(),
+            &text,
+            app.theme.role(Role::Dim).add_modifier(Modifier::REVERSED),
+        );
     }
 }
 
@@ -69,9 +77,10 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     for y in area.top()..area.bottom().min(area.top() + 5) {
         put(buffer, area.x, y, area.right(), bar, color);
     }
+    let sample = if arm.drawn { theme.sample(arm.position) } else { "  ".to_owned() };
     let (y, end) = (area.y, area.right());
     let mut x = put(buffer, area.x + 1, y, end, glyph, theme.role(role));
-    x = put(buffer, x + 1, y, end, if arm.drawn { theme.line(arm.position).sample } else { "  " }, color);
+    x = put(buffer, x + 1, y, end, &sample, color);
     let progress = status::progress(arm.run).map(|(step, total)| {
         let width = thousands(total).len();
         let share = if total == 0 { 0.0 } else { step as f64 / total as f64 };

@@ -43,9 +43,16 @@ pub fn header(app: &App, area: Rect, buffer: &mut Buffer) {
     }
     let mut x = put(buffer, area.x + 1, area.y, area.right(), "lbva-tui", theme.role(Role::Key));
     x = put(buffer, x + 2, area.y, area.right(), &format::clean(&snapshot.experiment), theme.role(Role::Strong));
-    let room = usize::from(area.right().saturating_sub(x)).saturating_sub(taken(&right) + 3);
+    let room = usize::from(area.right().saturating_sub(x)).saturating_sub(taken(&right) + 5);
     if room >= 16 && !snapshot.question.is_empty() {
-        put(buffer, x + 3, area.y, area.right(), &format::fit(&format::clean(&snapshot.question), room), theme.role(Role::Dim));
+        put(
+            buffer,
+            x + 3,
+            area.y,
+            area.right(),
+            &format::fit(&format::clean(&snapshot.question), room),
+            theme.role(Role::Dim),
+        );
     }
     let mut x = (area.right().saturating_sub(taken(&right) as u16)).max(x + 2);
     for (text, role) in &right {
@@ -88,8 +95,10 @@ pub fn footer(app: &App, area: Rect, buffer: &mut Buffer) {
     let always = |words: &str| words == "help" || words.starts_with("leave");
     let (last, mut rest): (Vec<_>, Vec<_>) = entries.into_iter().partition(|(_, words)| always(words));
     let short = area.width < 100;
-    let last: Vec<(String, &str)> =
-        last.into_iter().map(|(keys, words)| (keys, if short { words.split(' ').next().unwrap_or(words) } else { words })).collect();
+    let last: Vec<(String, &str)> = last
+        .into_iter()
+        .map(|(keys, words)| (keys, if short { words.split(' ').next().unwrap_or(words) } else { words }))
+        .collect();
     let size = |entries: &[(String, &str)]| {
         entries.iter().map(|(keys, words)| format::width(keys) + format::width(words) + 3).sum::<usize>()
     };

@@ -175,7 +175,7 @@ pub fn sparkline(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer
     if area.width < 2 || area.height == 0 {
         return;
     }
-    let lines = gather(app, arms, metric, usize::from(area.width) * 2, Detail::Means);
+    let lines = gather(app, arms, metric, usize::from(area.width), Detail::Means);
     let Some(scale) = Scale::of(&lines, false) else { return };
     plot(app, metric, &lines, scale, area, buffer);
     if let Some(x) = app.chart.cursor.and_then(|cursor| column(app, cursor, area)) {
@@ -224,7 +224,9 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
         let runs: Vec<_> = arms.iter().filter(|arm| arm.drawn).map(|arm| (arm.run, arm.state)).collect();
         let text = if !lines.is_empty() {
             "no positive value for a logarithmic axis: y goes back".to_owned()
-        } else if let Some(arm) = arms.iter().find(|arm| app.curve(&arm.run.arm, metric).is_some_and(|c| c.non_finite() > 0)) {
+        } else if let Some(arm) =
+            arms.iter().find(|arm| app.curve(&arm.run.arm, metric).is_some_and(|c| c.non_finite() > 0))
+        {
             format!("{}: every value is NaN or infinite", arm.short)
         } else if app.chart.window.is_some() {
             "no point in these steps: z shows all".to_owned()
@@ -265,7 +267,8 @@ fn y_axis(app: &App, scale: Scale, ticks: &[f64], texts: &[String], left: u16, a
     }
     for (tick, text) in ticks.iter().zip(texts) {
         let Some(position) = scale.position(*tick) else { continue };
-        let y = area.y + ((1.0 - position) * f64::from(area.height - 1)).round().clamp(0.0, f64::from(area.height - 1)) as u16;
+        let y = area.y
+            + ((1.0 - position) * f64::from(area.height - 1)).round().clamp(0.0, f64::from(area.height - 1)) as u16;
         let room = area.x - 1 - left;
         put(buffer, left, y, area.x - 1, &format::pad_left(text, usize::from(room)), style);
         put(buffer, area.x - 1, y, area.x, "┤", style);
@@ -305,7 +308,8 @@ fn x_axis(app: &App, area: Rect, inside: Rect, buffer: &mut Buffer) {
         && let Some(x) = column(app, cursor, area)
     {
         let text = format!(" {} ", thousands(cursor));
-        let start = x.saturating_sub(text.len() as u16 / 2).clamp(inside.x, inside.right().saturating_sub(text.len() as u16));
+        let start =
+            x.saturating_sub(text.len() as u16 / 2).clamp(inside.x, inside.right().saturating_sub(text.len() as u16));
         put(buffer, start, y + 1, inside.right(), &text, app.theme.role(Role::Key).add_modifier(Modifier::REVERSED));
     }
 }

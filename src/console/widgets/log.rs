@@ -53,6 +53,13 @@ pub fn draw(app: &App, area: Rect, buffer: &mut Buffer) {
             None => (format!("/{}", app.log.pattern), "n N next · Esc ends"),
         };
         let x = put(buffer, inside.x, y, inside.right(), &format::clean(&text), theme.role(Role::Key));
-        put(buffer, x + 2, y, inside.right(), &format!("{} lines · {hint}", thousands(found as u64)), theme.role(Role::Dim));
+        put(
+            buffer,
+            x + 2,
+            y,
+            inside.right(),
+            &format!("{} lines · {hint}", thousands(found as u64)),
+            theme.role(Role::Dim),
+        );
     }
 }

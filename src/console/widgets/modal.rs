@@ -59,7 +59,14 @@ fn palette(app: &App, query: &str, selected: usize, area: Rect, buffer: &mut Buf
     let area = centred(area, 66, 16);
     Clear.render(area, buffer);
     let inside = frame(app.theme, "Actions", "Enter does it · Esc closes", true, area, buffer);
-    put(buffer, inside.x + 1, inside.y, inside.right(), &format!(":{}▏", format::clean(query)), app.theme.role(Role::Key));
+    put(
+        buffer,
+        inside.x + 1,
+        inside.y,
+        inside.right(),
+        &format!(":{}▏", format::clean(query)),
+        app.theme.role(Role::Key),
+    );
     let rows = usize::from(inside.height.saturating_sub(1));
     if found.is_empty() {
         put(buffer, inside.x + 1, inside.y + 1, inside.right(), "no action has these words", app.theme.role(Role::Dim));
@@ -70,7 +77,11 @@ fn palette(app: &App, query: &str, selected: usize, area: Rect, buffer: &mut Buf
         let style = app.theme.role(Role::Text);
         let style = if index == selected { style.add_modifier(Modifier::REVERSED) } else { style };
         let where_ = if binding.context == Context::Everywhere { "" } else { binding.context.heading() };
-        let words = if where_.is_empty() { binding.words.to_owned() } else { format!("{} ({})", binding.words, where_.to_lowercase()) };
+        let words = if where_.is_empty() {
+            binding.words.to_owned()
+        } else {
+            format!("{} ({})", binding.words, where_.to_lowercase())
+        };
         put(buffer, inside.x + 1, y, inside.right(), &format::pad_left(binding.label, 7), app.theme.role(Role::Key));
         let room = usize::from(inside.right().saturating_sub(inside.x + 10));
         put(buffer, inside.x + 10, y, inside.right(), &pad(&words, room.saturating_sub(1)), style);
@@ -100,7 +111,8 @@ fn question(app: &App, confirm: &Confirm, area: Rect, buffer: &mut Buffer) {
         Deed::Stop | Deed::Kill => "Esc  keep running",
         Deed::Resume => "Esc  leave it",
     };
-    let go = if confirm.is_ready() { format!("Enter  {}", confirm.deed.word()) } else { "Enter  (name first)".to_owned() };
+    let go =
+        if confirm.is_ready() { format!("Enter  {}", confirm.deed.word()) } else { "Enter  (name first)".to_owned() };
     let buttons = [format!("[ {keep} ]"), format!("[ {go} ]")];
     let total = buttons.iter().map(|text| format::width(text) as u16).sum::<u16>() + 2;
     let mut x = end.saturating_sub(total).max(left);

@@ -34,7 +34,11 @@ pub fn draw(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
             let inside = frame(app.theme, "Pictures", "", focused, area, buffer);
             let runs: Vec<_> = arms.iter().map(|arm| (arm.run, arm.state)).collect();
             let validated = arms.iter().any(|arm| arm.selected && !arm.run.validations.is_empty());
-            let text = if validated { "reading the pictures".into() } else { status::waits_for(Metric::WristLpips, &runs, app.now_ms) };
+            let text = if validated {
+                "reading the pictures".into()
+            } else {
+                status::waits_for(Metric::WristLpips, &runs, app.now_ms)
+            };
             explain(app.theme, &text, inside, buffer);
         }
     }
@@ -70,7 +74,14 @@ fn rows(app: &App, arms: &[Arm<'_>], strip: &PictureStrip, area: Rect, buffer: &
     }
     let hidden = strip.rows.len() - fit;
     if hidden > 0 && y < area.bottom() {
-        put(buffer, area.x, y, area.right(), &format!("{hidden} more arms: enlarge the terminal"), app.theme.role(Role::Dim));
+        put(
+            buffer,
+            area.x,
+            y,
+            area.right(),
+            &format!("{hidden} more arms: enlarge the terminal"),
+            app.theme.role(Role::Dim),
+        );
     }
 }
 
@@ -140,7 +151,15 @@ fn cube([r, g, b]: [u8; 3]) -> Color {
         };
     }
     // The cube's levels are 0, 95, 135, 175, 215, 255.
-    let level = |value: u8| if value < 48 { 0 } else if value < 115 { 1 } else { (value - 35) / 40 };
+    let level = |value: u8| {
+        if value < 48 {
+            0
+        } else if value < 115 {
+            1
+        } else {
+            (value - 35) / 40
+        }
+    };
     Color::Indexed(16 + 36 * level(r) + 6 * level(g) + level(b))
 }
 

@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn wild_points_cost_nothing_and_stay_outside() {
-        let wild = [(f64::MIN, f64::MAX), (f64::NAN, 1e300), (-1e18, f64::INFINITY), (f64::INFINITY, f64::NEG_INFINITY)];
+        let wild =
+            [(f64::MIN, f64::MAX), (f64::NAN, 1e300), (-1e18, f64::INFINITY), (f64::INFINITY, f64::NEG_INFINITY)];
         let drawn = draw(false, Layer::Bold, &wild);
         assert_eq!(drawn.lines().count(), 2);
     }
