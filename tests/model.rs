@@ -205,7 +205,6 @@ fn the_gradient_agrees_with_finite_differences_in_f64() {
             (numeric - analytic).abs() < tolerance,
             "{name}: finite difference {numeric:.9}, gradient {analytic:.9}"
         );
-    }: finite difference {numeric:.9}, gradient {analytic:.9}");
     }
 }
 

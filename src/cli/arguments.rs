@@ -205,6 +205,9 @@ pub struct DemoArguments {
     /// Only this arm; may be repeated [default: all]
     #[arg(long, value_name = "ARM")]
     pub arm: Vec<String>,
+    /// Stop with a checkpoint after step N, as a preemption would (exit 75); resume goes on from there
+    #[arg(long, value_name = "N")]
+    pub stop_after: Option<u64>,
     #[command(flatten)]
     pub overrides: Overrides,
 }
@@ -216,11 +219,11 @@ pub struct RunArguments {
     /// Only this arm; may be repeated [default: all]
     #[arg(long, value_name = "ARM")]
     pub arm: Vec<String>,
-    #[command(flatten)]
-    pub overrides: Overrides,
-    /// Stop after step N with a checkpoint (exit 75), as a preemption would
+    /// Stop with a checkpoint after step N, as a preemption would (exit 75); resume goes on from there
     #[arg(long, value_name = "N")]
     pub stop_after: Option<u64>,
+    #[command(flatten)]
+    pub overrides: Overrides,
 }
 
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 use super::output;
 use super::verdict::VerdictSummary;
 use crate::control::{Progress, SupervisorOutcome};
-use crate::runlog::{Level, Outcome, RunDir, RunReader, now_ms};
+use crate::runlog::{Level, Outcome};
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -78,40 +78,6 @@ impl Printer {
             Level::Error => 'E',
         };
         output::line(format!("{arm:width$} {mark} {text}", width = self.width))
-    }
-}
-
-/// Tells what one run's log says beyond what was there at the start.
-pub struct Follower {
-    arm: String,
-    reader: RunReader,
-    lines_told: u64,
-}
-
-impl Follower {
-    /// From now on; what happened before is history, not news.
-    pub fn new(arm: &str, run: &RunDir) -> Result<Self> {
-        let mut reader = RunReader::open(run.root());
-        reader.poll(now_ms())?;
-        reader.keep_lines();
-        let lines_told = reader.lines_logged();
-        Ok(Self { arm: arm.to_owned(), reader, lines_told })
-    }
-
-    /// Prints what is new.
-    pub fn tell(&mut self, printer: &mut Printer) -> Result<()> {
-        self.reader.poll(now_ms())?;
-        for json in self.reader.take_lines() {
-            printer.progress(Progress::Event { arm: &self.arm, json: &json });
-        }
-        let new = self.reader.lines_logged().saturating_sub(self.lines_told);
-        self.lines_told = self.reader.lines_logged();
-        let log = &self.reader.view().log;
-        let first_new = log.len().saturating_sub(usize::try_from(new).unwrap_or(usize::MAX));
-        for line in log.iter().skip(first_new) {
-            printer.progress(Progress::Log { arm: &self.arm, line });
-        }
-        Ok(())
     }
 }
 

@@ -27,7 +27,7 @@ pub fn open(path: Option<&Path>, global: &Global) -> Result<Exit> {
     let arms: Vec<String> = experiment.arms.iter().map(|arm| arm.name.clone()).collect();
     // A run that is resumed from the console must be started as it was.
     let overrides = recorded_overrides(&experiment.directory, &arms)?.unwrap_or_default();
-    Session::new(experiment, &[], overrides)?.watch(global, false)
+    Session::new(experiment, &[], overrides.arguments(), None)?.watch(global, false)
 }
 
 /// The path itself if it is an experiment, else the experiments right below it, by name.

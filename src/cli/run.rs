@@ -2,22 +2,24 @@
 
 use super::allow_writing;
 use super::arguments::{DemoArguments, Global, Overrides, ResumeArguments, RunArguments};
-use super::lines::{Follower, Printer};
+use super::lines::Printer;
 use super::recorded::recorded_overrides;
 use super::session::Session;
 use crate::config::{Arm, Experiment};
-use crate::runlog::{DETACHED_WORKER_VARIABLE, ExperimentRuns};
+use crate::control::{Progress, Tail};
+use crate::runlog::{DETACHED_WORKER_VARIABLE, ExperimentRuns, Level, RunState, now_ms};
 use crate::train::stop::StopFlag;
 use crate::train::worker::{self, WorkerSpec};
 use crate::{Error, Exit, Result};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-const TELL_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the log is looked at for new lines.
+const POLL: Duration = Duration::from_millis(200);
 
 /// Trains the shipped demo.
 pub fn demo(arguments: &DemoArguments, global: &Global) -> Result<Exit> {
-    train(&demo_folder()?, &arguments.arm, &arguments.overrides, None, global)
+    train(&demo_folder()?, &arguments.arm, &arguments.overrides, arguments.stop_after, global)
 }
 
 /// Trains the arms of an experiment.
@@ -50,8 +52,11 @@ fn train(
 ) -> Result<Exit> {
     allow_writing(global, "starting a run")?;
     let experiment = Experiment::load_with(path, &overrides.texts())?;
-    let session = Session::new(experiment, arms, overrides.clone())?;
-    Session { stop_after, ..session }.train(global)
+    let mut worker_arguments = overrides.arguments();
+    if let Some(step) = stop_after {
+        worker_arguments.extend(["--stop-after".to_owned(), step.to_string()]);
+    }
+    Session::new(experiment, arms, worker_arguments, stop_after)?.train(global)
 }
 
 /// `experiments/demo` in the current folder or the nearest one above it, so that it works anywhere in the repository.
@@ -67,39 +72,44 @@ fn demo_folder() -> Result<PathBuf> {
     })
 }
 
-/// Trains one arm in this process, telling its progress unless somebody else reads its run directory.
+/// Trains one arm in this process, printing what its run log says.
 pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit> {
     let experiment = &session.experiment;
-    let place = experiment.arms.iter().position(|other| other.name == arm.name).unwrap_or_default();
     let run = ExperimentRuns::new(&experiment.directory).run(&arm.name);
+    let names = [arm.name.clone()];
+    let mut printer = Printer::new(global.json, &names);
+    let mut tail = Tail::begin(&arm.name, run.root())?;
+    if let (RunState::Finished, reason) = tail.view().state(now_ms()) {
+        printer.progress(Progress::Control { arm: &arm.name, level: Level::Info, text: &reason });
+        return Ok(Exit::Done);
+    }
+    let index = experiment.arms.iter().position(|other| other.name == arm.name).unwrap_or(0);
+    let detached = std::env::var_os(DETACHED_WORKER_VARIABLE).is_some();
     let spec = WorkerSpec {
         experiment: experiment.name.clone(),
         arm: arm.name.clone(),
-        arm_index: (place, experiment.arms.len()),
-        recipe: arm.recipe.clone(),
+        arm_index: (index, experiment.arms.len()),
         recipe_text: arm.recipe.to_yaml(),
-        run: run.clone(),
-        // A name with a dot is no run.
-        cache: experiment.runs_directory().join(".cache"),
+        recipe: arm.recipe.clone(),
+        cache: ExperimentRuns::new(&experiment.directory).root().join(".cache"),
+        run,
         stop_after: session.stop_after,
-        detached: std::env::var_os(DETACHED_WORKER_VARIABLE).is_some(),
+        detached,
         command_line: std::env::args().collect(),
-        code_version: format!("{} ({})", env!("CARGO_PKG_VERSION"), super::COMMIT),
+        code_version: format!("{} {}", env!("CARGO_PKG_VERSION"), super::COMMIT),
     };
     let stop = StopFlag::on_signals()?;
-    if spec.detached {
-        return worker::run(spec, stop, &mut |_| ());
-    }
-    let mut printer = Printer::new(global.json, &session.arms);
-    let mut follower = Follower::new(&arm.name, &run)?;
-    let mut told = Instant::now();
-    let exit = worker::run(spec, stop, &mut |_| {
-        // The log is the only account of a run; telling it must not slow the run down, nor end it.
-        if told.elapsed() >= TELL_INTERVAL {
-            told = Instant::now();
-            let _ = follower.tell(&mut printer);
+    let result = std::thread::scope(|scope| {
+        let trainer = scope.spawn(move || worker::run(spec, stop, &mut |_| {}));
+        // A detached worker's output is its log already.
+        while !trainer.is_finished() && !detached {
+            tail.advance(&mut |progress| printer.progress(progress))?;
+            std::thread::sleep(POLL);
         }
+        trainer.join().unwrap_or_else(|_| Err(Error::crash("the trainer panicked at the place named above")))
     });
-    follower.tell(&mut printer)?;
-    exit
+    if !detached {
+        tail.advance(&mut |progress| printer.progress(progress))?;
+    }
+    result
 }

@@ -1,12 +1,13 @@
 //! Training arms and watching them: what `demo`, `run` and `resume` come down to, with a screen and without.
 
-use super::arguments::{ColorWhen, Global, Overrides};
+use super::arguments::{ColorWhen, Global};
 use super::lines::Printer;
 use super::verdict::{self, VerdictSummary};
 use super::{has_screen, run};
 use crate::config::{Arm, Experiment};
 use crate::console::{self, ConsoleOptions};
 use crate::control::{SuperviseOptions, WorkerCommand, supervise};
+use crate::runlog::{ExperimentRuns, check_arm_yaml};
 use crate::{Error, Exit, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,27 +18,26 @@ pub struct Session {
     pub experiment: Experiment,
     /// Names of the arms, in the experiment's order.
     pub arms: Vec<String>,
-    /// The overrides that are in the experiment's recipes already: workers read it again.
-    pub overrides: Overrides,
+    /// Arguments of `run` that made the experiment what it is, handed on to the workers.
+    pub worker_arguments: Vec<String>,
     /// Stop with a checkpoint after this step.
     pub stop_after: Option<u64>,
 }
 
 impl Session {
     /// Of the named arms, or all.
-    pub fn new(experiment: Experiment, arms: &[String], overrides: Overrides) -> Result<Self> {
+    pub fn new(
+        experiment: Experiment,
+        arms: &[String],
+        worker_arguments: Vec<String>,
+        stop_after: Option<u64>,
+    ) -> Result<Self> {
         for name in arms {
             experiment.arm(name)?;
         }
         let chosen = |arm: &&Arm| arms.is_empty() || arms.contains(&arm.name);
         let arms = experiment.arms.iter().filter(chosen).map(|arm| arm.name.clone()).collect();
-        Ok(Self { experiment, arms, overrides, stop_after: None })
-    }
-
-    /// Arguments of `run` for a worker.
-    fn worker_arguments(&self) -> Vec<String> {
-        let stop_after = self.stop_after.map(|step| ["--stop-after".to_owned(), step.to_string()]);
-        self.overrides.arguments().into_iter().chain(stop_after.into_iter().flatten()).collect()
+        Ok(Self { experiment, arms, worker_arguments, stop_after })
     }
 
     /// Trains until every arm has ended (without a screen) or somebody leaves the console.
@@ -45,6 +45,12 @@ impl Session {
     /// Without a screen a single arm trains in this very process, so that a signal or a scheduler's limit meets the
     /// trainer itself; several get a process each.
     pub fn train(self, global: &Global) -> Result<Exit> {
+        // Asked before anything starts, and also of runs that are complete: those would otherwise be shown as the
+        // result of a configuration that they never had.
+        let runs = ExperimentRuns::new(&self.experiment.directory);
+        for name in &self.arms {
+            check_arm_yaml(&runs.run(name).arm_yaml(), &self.experiment.arm(name)?.recipe.to_yaml())?;
+        }
         if has_screen(global) {
             return self.watch(global, true);
         }
@@ -56,12 +62,11 @@ impl Session {
 
     /// Opens the console, starting what is not at work if `start`.
     pub fn watch(self, global: &Global, start: bool) -> Result<Exit> {
-        let arguments = self.worker_arguments();
-        let Self { experiment, arms, .. } = self;
+        let Self { experiment, arms, worker_arguments, .. } = self;
         let worker = WorkerCommand {
             executable: this_program()?,
             experiment: experiment.directory.clone(),
-            arguments,
+            arguments: worker_arguments,
             sharing: arms.len(),
         };
         use_color(global.look.color);
@@ -83,7 +88,7 @@ impl Session {
     fn supervise(self, global: &Global) -> Result<Exit> {
         let options = SuperviseOptions {
             executable: this_program()?,
-            worker_arguments: self.worker_arguments(),
+            worker_arguments: self.worker_arguments,
             stop: stop_on_signals()?,
         };
         let mut printer = Printer::new(global.json, &self.arms);

@@ -305,6 +305,7 @@ impl App {
             self.selected = snapshot.runs.first().map(|run| run.arm.clone()).unwrap_or_default();
             self.log.above_end = 0;
         }
+        let newest = self.extent().1;
         self.curves.retain(|arm, _| snapshot.runs.iter().any(|run| run.arm == *arm));
         for run in &snapshot.runs {
             let curves =
@@ -315,6 +316,10 @@ impl App {
         }
         self.snapshot = Some(snapshot);
         self.smooth();
+        if let Some((from, to)) = self.chart.window.filter(|(_, to)| *to == newest) {
+            let arrived = self.extent().1.saturating_sub(newest);
+            self.chart.window = Some((from.saturating_add(arrived), to.saturating_add(arrived)));
+        }
         // A reader who scrolled back keeps the lines before his eyes while new ones arrive.
         if let (true, Some((arm, len, last)), Some(run)) = (self.log.above_end > 0, before, self.selected_run())
             && run.arm == arm
@@ -584,7 +589,8 @@ impl App {
         let centre = self.chart.cursor.filter(|cursor| (from..=to).contains(cursor));
         let from = match centre {
             Some(cursor) => cursor.saturating_sub(target / 2),
-            None if self.chart.window.is_none() => last - target,
+            // Who looks at the newest steps goes on looking at them.
+            None if to >= last => last - target,
             None => (from + span / 2).saturating_sub(target / 2),
         };
         let from = from.clamp(first, last - target);

@@ -354,7 +354,8 @@ fn merge_columns(
     columns: usize,
     merge: Merge,
 ) -> Vec<Point> {
-    if last.saturating_sub(first) <= 2 * columns {
+    let most = if merge == Merge::Mean { columns } else { 2 * columns };
+    if last.saturating_sub(first) <= most {
         return (first..last).filter_map(|index| Some((source.step[index], source.kept(index)?))).collect();
     }
     let span = u128::from(to.saturating_sub(from)) + 1;

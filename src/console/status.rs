@@ -95,6 +95,12 @@ pub fn why(run: &RunView, state: RunState, reason: &str, now_ms: u64) -> String 
 /// The third line: what is safe, and how old the data are.
 pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
     let mut parts = Vec::new();
+    if is_active(state)
+        && is_old(run, now_ms)
+        && let Some(age) = run.age_ms(now_ms)
+    {
+        parts.push(format!("data {} old", duration(age)));
+    }
     match &run.last_save {
         Some(save) => parts.push(format!(
             "saved step {} {} ago ({}, {})",
@@ -113,26 +119,20 @@ pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
             None => {}
         },
     }
-    if is_active(state)
-        && is_old(run, now_ms)
-        && let Some(age) = run.age_ms(now_ms)
-    {
-        parts.push(format!("data {} old", duration(age)));
-    }
     if run.bad_lines > 0 {
         parts.push(format!("{} unreadable log lines", thousands(run.bad_lines)));
     }
     parts.join(" · ")
 }
 
-/// Where and as what it runs: `cpu · 1 thread · 2.35 M parameters · pid 4711 on node7`.
+/// Where and as what it runs: `pid 4711 on node7 · cpu, 1 thread · 2.35 M parameters`.
 pub fn place(run: &RunView) -> String {
     let Some(attempt) = run.attempt() else { return String::new() };
     let started = &attempt.started;
     let threads = if started.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", started.threads) };
     let size = started.parameters as f64 / 1e6;
     let pid = started.pid;
-    format!("{} · {threads} · {} M parameters · pid {pid} on {}", started.device, significant(size), started.host)
+    format!("pid {pid} on {} · {}, {threads} · {} M parameters", started.host, started.device, significant(size))
 }
 
 /// What a chart without points waits for.

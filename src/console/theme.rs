@@ -152,6 +152,12 @@ impl Theme {
         LINE_STYLES.get(index).copied().unwrap_or(LINE_STYLES[0])
     }
 
+    /// Two columns that show an arm's line in a list: the line itself, or its marker in ASCII.
+    pub fn sample(self, position: usize) -> String {
+        let line = self.line(position);
+        if self.ascii { format!("{0}{0}", line.marker) } else { line.sample.to_owned() }
+    }
+
     /// Applies `--ascii` and `NO_COLOR` to a finished frame: the one place where both hold for every widget.
     pub fn restrict(self, buffer: &mut Buffer) {
         if self.color && !self.ascii {
@@ -173,9 +179,11 @@ impl Theme {
 /// The nearest ASCII character.
 fn ascii(symbol: &str) -> &'static str {
     match symbol.chars().next().unwrap_or(' ') {
-        '─' | '━' | '╌' | '╍' | '┅' | '┉' | '┈' | '╸' | '╺' | '—' | '–' => "-",
-        '│' | '┃' | '┊' | '╎' | '▏' | '┤' | '├' | '▐' => "|",
-        '╭' | '╮' | '╰' | '╯' | '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' => "+",
+        '━' => "=",
+        '─' | '╌' | '╍' | '┅' | '┉' | '╸' | '╺' | '—' | '–' => "-",
+        '┈' => ".",
+        '│' | '┃' | '┊' | '╎' | '▏' | '▐' => "|",
+        '╭' | '╮' | '╰' | '╯' | '┌' | '┐' | '└' | '┘' | '┬' | '┴' | '┼' | '┤' | '├' => "+",
         '▌' | '▶' | '›' | '→' => ">",
         '‹' | '←' => "<",
         '●' => "*",

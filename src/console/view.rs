@@ -93,7 +93,7 @@ fn compact(app: &App, list: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
     let count = list.len().max(1) as u16;
     // The chart keeps at least ten rows; what is left decides how many lines an arm gets.
     let room = area.height.saturating_sub(3 + 2 + 10);
-    let each = arms::lines_each(list.len(), room);
+    let each = arms::lines_each(list.len(), room).min(3);
     let [header, top, pane, line, footer] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length((count * each).min(room.max(1)) + 2),

@@ -8,8 +8,10 @@ mod controller;
 pub mod local;
 pub mod machine;
 mod supervisor;
+mod tail;
 
 pub use controller::{Controller, Report, Request};
 pub use local::{LocalDriver, WorkerCommand, WorkerExit};
 pub use machine::WorkerRef;
 pub use supervisor::{ArmOutcome, Progress, SuperviseOptions, SupervisorOutcome, supervise};
+pub use tail::Tail;

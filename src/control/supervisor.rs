@@ -3,7 +3,8 @@
 use super::controller::{Controller, Report, Request};
 use super::local::{LocalDriver, WorkerCommand, WorkerExit, open_start_log};
 use super::machine::WorkerRef;
-use crate::runlog::{ExperimentRuns, Level, LogLine, Outcome, OutcomeView, RunReader, RunState, RunView, now_ms};
+use super::tail::Tail;
+use crate::runlog::{ExperimentRuns, Level, LogLine, Outcome, OutcomeView, RunState, RunView, now_ms};
 use crate::{Exit, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -91,7 +92,7 @@ pub fn supervise(
         let mut ended: BTreeMap<String, WorkerExit> = exits.into_iter().map(|exit| (exit.arm.clone(), exit)).collect();
         for run in &mut followed {
             if let Some(exit) = ended.remove(&run.arm) {
-                run.outcome = Some(conclude(&exit, run.reader.view(), run.attempts_before));
+                run.outcome = Some(conclude(&exit, run.tail.view(), run.attempts_before));
             }
         }
         for Report { arm, level, text } in controller.take_reports() {
@@ -116,25 +117,19 @@ pub fn supervise(
 /// One arm on its way.
 struct Followed {
     arm: String,
-    reader: RunReader,
+    tail: Tail,
     attempts_before: usize,
-    lines_told: u64,
     stop_asked: bool,
     outcome: Option<OutcomeView>,
 }
 
 impl Followed {
     fn begin(arm: &str, runs: &ExperimentRuns, controller: &mut Controller) -> Result<Self> {
-        let mut reader = RunReader::open(runs.run(arm).root());
-        reader.poll(now_ms())?;
-        // What happened before is history, not news.
-        reader.keep_lines();
-        let attempts_before = reader.view().attempts.len();
-        let lines_told = reader.lines_logged();
-        let mut followed =
-            Self { arm: arm.to_owned(), reader, attempts_before, lines_told, stop_asked: false, outcome: None };
+        let tail = Tail::begin(arm, runs.run(arm).root())?;
+        let attempts_before = tail.view().attempts.len();
+        let mut followed = Self { arm: arm.to_owned(), tail, attempts_before, stop_asked: false, outcome: None };
         // A folder that cannot be written is known before any process is started, with the exit code of its cause.
-        let view = followed.reader.view();
+        let view = followed.tail.view();
         match (open_start_log(&runs.run(arm)), &view.outcome) {
             (Err(error), _) => followed.outcome = Some(failed(error.exit.code(), 0, error.to_string())),
             // Asking for a run that is complete is no failure, and nothing is trained twice.
@@ -159,19 +154,9 @@ impl Followed {
         if self.outcome.is_some() {
             return Ok(());
         }
-        let now_ms = now_ms();
-        self.reader.poll(now_ms)?;
-        for json in self.reader.take_lines() {
-            on_progress(Progress::Event { arm: &self.arm, json: &json });
-        }
-        let view = self.reader.view();
-        let new = self.reader.lines_logged().saturating_sub(self.lines_told);
-        self.lines_told = self.reader.lines_logged();
-        let first_new = view.log.len().saturating_sub(usize::try_from(new).unwrap_or(usize::MAX));
-        for line in view.log.iter().skip(first_new) {
-            on_progress(Progress::Log { arm: &self.arm, line });
-        }
-        controller.view_changed(view, now_ms);
+        self.tail.advance(on_progress)?;
+        let view = self.tail.view();
+        controller.view_changed(view, now_ms());
         if signal != 0
             && !self.stop_asked
             && view.attempts.len() > self.attempts_before

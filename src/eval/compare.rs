@@ -7,11 +7,12 @@ use super::lpips::{Lpips, LpipsIdentity, SMALLEST_SIDE};
 use super::{psnr, ssim};
 use crate::{Error, Result};
 use candle_core::{Device, Tensor};
-use image::{ColorType, DynamicImage, ImageReader};
+use image::{ColorType, DynamicImage, ImageFormat, ImageReader};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 /// What `metrics` prints: the means over all pairs, then each pair.
@@ -183,11 +184,19 @@ fn score(a: &Path, b: &Path, lpips: &Lpips) -> Result<PairScores> {
 /// # Errors
 /// `file_missing`, `not_readable`, `not_a_picture`, `not_8_bit`, `transparent`.
 pub fn read_picture(path: &Path) -> Result<Tensor> {
-    let reader = ImageReader::open(path).map_err(|error| read_error(&error, path))?;
-    let reader = reader.with_guessed_format().map_err(|error| read_error(&error, path))?;
-    let picture = reader
-        .decode()
-        .map_err(|error| Error::data("not_a_picture", format!("not a readable PNG or JPEG: {error}")).at(path))?;
+    let unreadable =
+        |reason: String| Error::data("not_a_picture", format!("not a readable PNG or JPEG: {reason}")).at(path);
+    // A pipe or a device has no end to read to.
+    if !fs::metadata(path).map_err(|error| read_error(&error, path))?.is_file() {
+        return Err(unreadable("it is no regular file".into()));
+    }
+    let bytes = fs::read(path).map_err(|error| read_error(&error, path))?;
+    let format = image::guess_format(&bytes).map_err(|error| unreadable(error.to_string()))?;
+    if format == ImageFormat::Jpeg && !jpeg_is_whole(&bytes) {
+        return Err(unreadable("the JPEG ends before its end marker".into()));
+    }
+    let reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let picture = reader.decode().map_err(|error| unreadable(error.to_string()))?;
     if !matches!(picture.color(), ColorType::L8 | ColorType::La8 | ColorType::Rgb8 | ColorType::Rgba8) {
         let what = format!("the picture is {:?}; metrics take 8 bits a channel", picture.color());
         return Err(Error::data("not_8_bit", what).at(path));
@@ -200,6 +209,26 @@ pub fn read_picture(path: &Path) -> Result<Tensor> {
     let (width, height) = (rgb.width() as usize, rgb.height() as usize);
     let pixels = rgb.into_raw().into_iter().map(|value| f32::from(value) / 255.0).collect();
     Ok(Tensor::from_vec(pixels, (height, width, 3), &Device::Cpu)?.permute((2, 0, 1))?.contiguous()?)
+}
+
+/// Whether the end marker follows the picture. The decoder fills the rest of a truncated JPEG with grey and says nothing,
+/// which would be measured as if it were the picture.
+fn jpeg_is_whole(bytes: &[u8]) -> bool {
+    let mut at = 2;
+    while let Some(&[first, marker]) = bytes.get(at..at + 2) {
+        at += match (first, marker) {
+            (0xFF, 0xD9) => return true,
+            // Compressed data (0xFF is stuffed with 0 there, and restart markers stand alone) or fill bytes.
+            (0..=0xFE, _) | (0xFF, 0xFF) => 1,
+            (0xFF, 0 | 0x01 | 0xD0..=0xD8) => 2,
+            // Any other marker starts a segment of this length; a thumbnail's end marker lies inside one.
+            (0xFF, _) => match bytes.get(at + 2..at + 4) {
+                Some(&[high, low]) => 2 + usize::from(u16::from_be_bytes([high, low])),
+                _ => return false,
+            },
+        };
+    }
+    false
 }
 
 fn has_transparency(picture: &DynamicImage) -> bool {
@@ -283,10 +312,17 @@ mod tests {
         let good = path("good.png");
         picture(40, 40, 1).save(&good).expect("saved");
 
+        picture(200, 200, 1).save(path("good.jpg")).expect("saved");
+        let (whole, jpeg) = (fs::read(&good).expect("read"), fs::read(path("good.jpg")).expect("read"));
+
         assert_eq!(code(&good, &path("absent.png")).0, "file_missing");
-        for (name, bytes) in
-            [("empty.png", &b""[..]), ("text.png", b"hello"), ("cut.png", &fs::read(&good).expect("read")[..60])]
-        {
+        for (name, bytes) in [
+            ("empty.png", &b""[..]),
+            ("text.png", b"hello"),
+            ("cut.png", &whole[..60]),
+            ("half.png", &whole[..whole.len() / 2]),
+            ("half.jpg", &jpeg[..jpeg.len() / 2]),
+        ] {
             fs::write(path(name), bytes).expect("written");
             let (reason, line) = code(&good, &path(name));
             assert_eq!(reason, "not_a_picture", "{name}");

@@ -77,8 +77,15 @@ pub(super) fn bind_arm_yaml(path: &Path, text: &str) -> Result<()> {
     if create_new(path, text.as_bytes())? {
         return Ok(());
     }
-    let recorded =
-        std::fs::read(path).map_err(|error| io_error("cannot read the run's configuration", path, &error))?;
+    check_arm_yaml(path, text)
+}
+
+/// Refuses (exit 78) if a run's recorded configuration differs from `text`; a run that has none yet passes.
+pub fn check_arm_yaml(path: &Path, text: &str) -> Result<()> {
+    let recorded = match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(|error| io_error("cannot read the run's configuration", path, &error))?,
+    };
     if recorded == text.as_bytes() {
         return Ok(());
     }

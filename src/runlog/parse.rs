@@ -143,3 +143,104 @@ pub(super) fn any_line(bytes: &[u8]) -> Line {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runlog::{Event, Level, Memory, MemoryKind, StepEvent};
+    use proptest::prelude::*;
+
+    prop_compose! {
+        fn step()(
+            numbers in prop::collection::vec(any::<f64>(), 9),
+            counts in prop::array::uniform5(any::<u64>()),
+            gpu in any::<bool>(),
+            branch_norm in prop::option::of(-1e9..1e9f64),
+        ) -> StepEvent {
+            StepEvent {
+                step: counts[0],
+                loss: numbers[0],
+                loss_video: numbers[1],
+                loss_action: numbers[2],
+                loss_proprio: numbers[3],
+                grad_norm: numbers[4],
+                lr: numbers[5],
+                step_ms: numbers[6],
+                data_ms: numbers[7],
+                padding_waste: numbers[8],
+                tokens: counts[1],
+                memory: Memory {
+                    kind: if gpu { MemoryKind::Gpu } else { MemoryKind::Rss },
+                    bytes: counts[2],
+                    peak_bytes: counts[3],
+                    total_bytes: counts[4],
+                },
+                branch_norm,
+            }
+        }
+    }
+
+    fn line_of(step: StepEvent, time_ms: u64) -> Vec<u8> {
+        serde_json::to_vec(&EventLine { v: 1, time_ms, event: Event::Step(step) }).unwrap()
+    }
+
+    fn bits(value: f32) -> u64 {
+        if value.is_nan() { u64::MAX } else { u64::from(value.to_bits()) }
+    }
+
+    /// The columns by the general path; `None` if it takes the line for no step.
+    fn general(line: &[u8]) -> Option<[u64; 6]> {
+        let Line::Event(line) = any_line(line) else { return None };
+        let Event::Step(step) = line.event else { return None };
+        let [loss, step_ms, padding_waste] =
+            [step.loss, step.step_ms, step.padding_waste].map(|value| bits(value as f32));
+        Some([line.time_ms, step.step, loss, step_ms, bits(step.memory.bytes as f32), padding_waste])
+    }
+
+    fn fast(line: &[u8]) -> Option<[u64; 6]> {
+        let (columns, length) = step_line(line)?;
+        assert!(line[..length].ends_with(b"}\n"));
+        let StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste } = columns;
+        Some([time_ms, step, bits(loss), bits(step_ms), bits(memory_bytes), bits(padding_waste)])
+    }
+
+    proptest! {
+        #[test]
+        fn the_fast_path_takes_every_step_line_and_reads_it_like_the_general_one(step in step(), time_ms in any::<u64>()) {
+            let mut line = line_of(step, time_ms);
+            let expected = general(&line);
+            prop_assert!(expected.is_some());
+            prop_assert_eq!(fast(&line), None, "no newline yet");
+            line.push(b'\n');
+            prop_assert_eq!(fast(&line), expected);
+        }
+
+        #[test]
+        fn the_fast_path_accepts_nothing_that_the_general_one_refuses(
+            step in step(), at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>(),
+        ) {
+            let mut line = line_of(step, 1);
+            let at = at.index(line.len());
+            if cut {
+                line.remove(at);
+            } else {
+                line[at] = byte;
+            }
+            line.push(b'\n');
+            if let Some(columns) = fast(&line) {
+                prop_assert_eq!(Some(columns), general(&line));
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_that_is_written_is_known() {
+        let line = EventLine { v: 1, time_ms: 1, event: Event::Message { level: Level::Info, text: String::new() } };
+        let text = serde_json::to_string(&line).unwrap().replace("\"message\"", "\"no_such_kind\"");
+        // serde names all kinds when it meets an unknown one.
+        let error = serde_json::from_str::<EventLine>(&text).unwrap_err().to_string();
+        let named: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+        assert_eq!(named, KNOWN_KINDS, "{error}");
+        assert_eq!(any_line(text.as_bytes()), Line::Skipped);
+    }
+}

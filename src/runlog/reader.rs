@@ -304,11 +304,21 @@ impl RunReader {
         Some(OutcomeView { outcome: Outcome::Failed, reason, exit_code: crate::Exit::Crash.code(), step })
     }
 
-    fn evidence(&self) -> (Option<OutcomeView>, Liveness, bool, Option<(u64, u64, u64)>) {
+    fn evidence(&self) -> Evidence {
         let view = &self.assembler.view;
         let save = view.last_save.map(|save| (save.step, save.time_ms, save.ms.to_bits()));
-        (view.outcome.clone(), view.liveness, view.stop_requested, save)
+        Evidence { outcome: view.outcome.clone(), liveness: view.liveness, stop_requested: view.stop_requested, save }
     }
+}
+
+/// What a view holds besides the event logs, to see whether it changed.
+#[derive(PartialEq)]
+struct Evidence {
+    outcome: Option<OutcomeView>,
+    liveness: Liveness,
+    stop_requested: bool,
+    /// Step, time, and the bits of the duration, which may be NaN.
+    save: Option<(u64, u64, u64)>,
 }
 
 enum ReadFailure {

@@ -39,22 +39,22 @@ pub fn started(arm: &str, attempt: u32, start_step: u64, total_steps: u64) -> At
 }
 
 pub fn step_event(arm: u64, step: u64) -> StepEvent {
-    let loss = 0.08 + 0.9 * (-(step as f64) / 300.0).exp() + 0.05 * (noise(arm * 1_000_003 + step) - 0.5);
+    let loss = 0.08 + 0.9 * (-(step as f64) / 300.0).exp() + 0.05 * (noise((arm * 1_000_003).wrapping_add(step)) - 0.5);
     StepEvent {
         step,
         loss,
         loss_video: loss * 0.8,
         loss_action: loss * 0.15,
         loss_proprio: loss * 0.05,
-        grad_norm: 1.0 + noise(step * 7 + arm),
+        grad_norm: 1.0 + noise(step.wrapping_mul(7).wrapping_add(arm)),
         lr: 1e-4,
-        step_ms: 400.0 + 30.0 * arm as f64 + 40.0 * noise(step * 3 + arm),
+        step_ms: 400.0 + 30.0 * arm as f64 + 40.0 * noise(step.wrapping_mul(3).wrapping_add(arm)),
         data_ms: 8.0,
-        padding_waste: 0.001 + 0.02 * noise(step * 5 + arm),
+        padding_waste: 0.001 + 0.02 * noise(step.wrapping_mul(5).wrapping_add(arm)),
         tokens: 18_432,
         memory: Memory {
             kind: MemoryKind::Rss,
-            bytes: 1_200_000_000 + step * 10_000,
+            bytes: 1_200_000_000u64.wrapping_add(step.wrapping_mul(10_000)),
             peak_bytes: 1_400_000_000,
             total_bytes: 16_000_000_000,
         },
@@ -69,7 +69,7 @@ pub fn validation(arm: u64, step: u64) -> ValidationEvent {
         clips: 12,
         wrist_lpips: 0.40 - 0.01 * arm as f64
             + 0.28 * fall
-            + 0.01 * (noise(step + 31 * arm) - 0.5) * f64::from(step > 0),
+            + 0.01 * (noise(step.wrapping_add(31 * arm)) - 0.5) * f64::from(step > 0),
         wrist_psnr: 19.0 + 0.2 * arm as f64 - 5.0 * fall,
         wrist_ssim: 0.7 - 0.3 * fall,
         trans_l2_norm: 0.2 + 0.5 * fall,

@@ -77,9 +77,10 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     for y in area.top()..area.bottom().min(area.top() + 5) {
         put(buffer, area.x, y, area.right(), bar, color);
     }
+    let sample = if arm.drawn { theme.sample(arm.position) } else { "  ".to_owned() };
     let (y, end) = (area.y, area.right());
     let mut x = put(buffer, area.x + 1, y, end, glyph, theme.role(role));
-    x = put(buffer, x + 1, y, end, if arm.drawn { theme.line(arm.position).sample } else { "  " }, color);
+    x = put(buffer, x + 1, y, end, &sample, color);
     let progress = status::progress(arm.run).map(|(step, total)| {
         let width = thousands(total).len();
         let share = if total == 0 { 0.0 } else { step as f64 / total as f64 };

@@ -43,7 +43,7 @@ pub fn header(app: &App, area: Rect, buffer: &mut Buffer) {
     }
     let mut x = put(buffer, area.x + 1, area.y, area.right(), "lbva-tui", theme.role(Role::Key));
     x = put(buffer, x + 2, area.y, area.right(), &format::clean(&snapshot.experiment), theme.role(Role::Strong));
-    let room = usize::from(area.right().saturating_sub(x)).saturating_sub(taken(&right) + 3);
+    let room = usize::from(area.right().saturating_sub(x)).saturating_sub(taken(&right) + 5);
     if room >= 16 && !snapshot.question.is_empty() {
         put(
             buffer,

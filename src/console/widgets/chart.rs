@@ -175,7 +175,7 @@ pub fn sparkline(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer
     if area.width < 2 || area.height == 0 {
         return;
     }
-    let lines = gather(app, arms, metric, usize::from(area.width) * 2, Detail::Means);
+    let lines = gather(app, arms, metric, usize::from(area.width), Detail::Means);
     let Some(scale) = Scale::of(&lines, false) else { return };
     plot(app, metric, &lines, scale, area, buffer);
     if let Some(x) = app.chart.cursor.and_then(|cursor| column(app, cursor, area)) {

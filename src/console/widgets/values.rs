@@ -19,14 +19,17 @@ pub fn panel(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer: &m
             .replace("memory memory", "memory"),
         _ => format!("{}{}", metric.title(), metric.arrow()),
     };
-    let inside = frame(app.theme, title.trim(), "", false, area, buffer);
+    // With little room the selected arm comes first, then the others in their order.
+    let rows = usize::from(area.height.saturating_sub(2));
+    let mut shown: Vec<&Arm<'_>> = arms.iter().filter(|arm| arm.drawn || arm.selected).collect();
+    let mut part = String::new();
+    if shown.len() > rows {
+        part = format!("{rows} of {}", shown.len());
+        shown.sort_by_key(|arm| !arm.selected);
+    }
+    let inside = frame(app.theme, title.trim(), &part, false, area, buffer);
     if inside.width < 6 || inside.height == 0 {
         return;
-    }
-    // The selected arm first, then the others in their order: with little room the selected one is what counts.
-    let mut shown: Vec<&Arm<'_>> = arms.iter().filter(|arm| arm.drawn || arm.selected).collect();
-    if shown.len() > usize::from(inside.height) {
-        shown.sort_by_key(|arm| !arm.selected);
     }
     let values: Vec<(&Arm<'_>, String, bool)> = shown
         .iter()
@@ -34,9 +37,12 @@ pub fn panel(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer: &m
         .take(usize::from(inside.height))
         .collect();
     if values.is_empty() {
-        let runs: Vec<_> = shown.iter().map(|arm| (arm.run, arm.state)).collect();
-        let text = if arms.is_empty() { "no arm yet".into() } else { status::waits_for(metric, &runs, app.now_ms) };
-        explain(app.theme, &text, inside, buffer);
+        let text = match arms {
+            [] => "no arm yet",
+            _ if metric.is_validation() => "comes with the first validation",
+            _ => "comes with the first step",
+        };
+        explain(app.theme, text, inside, buffer);
         return;
     }
     let names = values.iter().map(|(arm, ..)| format::width(&arm.short)).max().unwrap_or(0).min(8);

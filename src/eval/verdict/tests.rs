@@ -96,6 +96,16 @@ fn step_zero_does_not_enter_the_difference() {
 }
 
 #[test]
+fn the_trajectory_decides_and_not_its_last_point() {
+    let mut arms = arms(0.02, 0.001, 1);
+    let baseline = arms.0.points[&500].clone();
+    for (name, clip) in &mut arms.1.points.get_mut(&500).expect("point").clips {
+        clip.wrist_lpips = baseline.clips[name].wrist_lpips + 0.01;
+    }
+    assert_eq!(verdict(&arms).decision, Decision::Better);
+}
+
+#[test]
 fn the_same_input_gives_the_same_verdict() {
     assert_eq!(verdict(&arms(0.001, 0.02, 5)), verdict(&arms(0.001, 0.02, 5)));
 }

@@ -63,9 +63,11 @@ impl Verdict {
             );
             lines.extend(wrap(&grounds, width));
         }
-        for (arm, get) in self.arms() {
-            lines.extend(self.fall_line(arm, get).iter().flat_map(|line| wrap(line, width)));
-        }
+        let falls = [
+            self.fall_line(&self.baseline, |point| point.baseline),
+            self.fall_line(&self.candidate, |point| point.candidate),
+        ];
+        lines.extend(falls.iter().flatten().flat_map(|line| wrap(line, width)));
         if !self.trajectory.is_empty() {
             lines.push(String::new());
             lines.extend(self.table(width));
@@ -79,10 +81,6 @@ impl Verdict {
             lines.extend(wrap(&format!("note: {note}"), width));
         }
         lines.join("\n") + "\n"
-    }
-
-    fn arms(&self) -> [(&str, fn(&TrajectoryPoint) -> Option<PointMeans>); 2] {
-        [(&self.baseline, |point| point.baseline), (&self.candidate, |point| point.candidate)]
     }
 
     /// A sign of life: how far the decision metric has come since step 0.

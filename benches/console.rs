@@ -1,0 +1,80 @@
+//! What the console costs with eight arms of 200,000 steps: a frame at 200x50, taking in a snapshot, opening from disk.
+//!
+//! `cargo bench --bench console`. The generator of run directories is `tests/console_fixture`.
+
+#[path = "../tests/console_fixture/mod.rs"]
+mod console_fixture;
+
+use console_fixture::*;
+use criterion::{Criterion, criterion_group, criterion_main};
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use lbva_tui::console::theme::Theme;
+use lbva_tui::console::{App, ConsoleSnapshot, Msg, view};
+use lbva_tui::runlog::{ExperimentRuns, RunReader, poll_all};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use std::sync::Arc;
+
+const SIZE: (u16, u16) = (200, 50);
+const ARMS: u64 = 8;
+const STEPS: u64 = 200_000;
+
+/// The most memory that this process ever had resident, MB.
+fn peak_mb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok()).unwrap_or(0) / 1000
+}
+
+fn bench(criterion: &mut Criterion) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    write_runs(folder.path(), ARMS, STEPS).expect("run directories");
+    let runs = ExperimentRuns::new(folder.path());
+    let open = || {
+        let mut readers: Vec<RunReader> =
+            runs.list().expect("runs").iter().map(|run| RunReader::open(run.root())).collect();
+        for result in poll_all(&mut readers, NOW_MS) {
+            result.expect("readable");
+        }
+        readers
+    };
+    let show = |readers: &[RunReader]| {
+        let snapshot = ConsoleSnapshot { runs: readers.iter().map(|r| Arc::new(r.view().clone())).collect(), ..demo() };
+        console(SIZE, Theme::DARK, snapshot)
+    };
+    // The first opening, as a person has it: readers and console both alive.
+    let started = std::time::Instant::now();
+    let readers = open();
+    let mut app = show(&readers);
+    let mut terminal = Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).expect("test terminal");
+    terminal.draw(|frame| view::draw(&app, frame)).expect("a frame");
+    println!("opening {ARMS} x {STEPS} steps from disk to the first full frame: {:?}", started.elapsed());
+    println!("peak memory with the readers, the snapshot and the curves: {} MB", peak_mb());
+
+    let mut group = criterion.benchmark_group("console");
+    group.sample_size(20);
+    group.bench_function("frame_validation_chart_200x50", |bencher| {
+        bencher.iter(|| terminal.draw(|frame| view::draw(&app, frame)).map(|_| ()).expect("a frame"));
+    });
+    let press = |app: &mut App, key| {
+        app.update(Msg::Key(KeyEvent::new(KeyCode::Char(key), KeyModifiers::NONE)));
+    };
+    for _ in 0..5 {
+        press(&mut app, ']');
+    }
+    group.bench_function("frame_smoothed_loss_chart_200x50", |bencher| {
+        bencher.iter(|| terminal.draw(|frame| view::draw(&app, frame)).map(|_| ()).expect("a frame"));
+    });
+    println!("peak memory with the smoothed loss: {} MB", peak_mb());
+    press(&mut app, '+');
+    press(&mut app, '+');
+    group.bench_function("frame_smoothed_loss_chart_zoomed_200x50", |bencher| {
+        bencher.iter(|| terminal.draw(|frame| view::draw(&app, frame)).map(|_| ()).expect("a frame"));
+    });
+    group.sample_size(10);
+    group.bench_function("open_from_disk", |bencher| bencher.iter(|| show(&open())));
+    group.finish();
+}
+
+criterion_group!(benches, bench);
+criterion_main!(benches);
