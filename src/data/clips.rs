@@ -298,21 +298,23 @@ impl Dataset {
     /// # Errors
     /// `file_missing` or `not_openable`.
     pub fn picture_key(&self, clip: &ClipId) -> Result<String> {
-        let episode = self.episode(clip.episode).ok_or_else(|| self.unknown_clip())?;
-        let videos = match episode.videos.get() {
-            Some(videos) => videos,
-            None => {
-                let mut parts = Vec::new();
-                for view in &self.config.views {
-                    let path = self.metadata.video_file(view, clip.episode)?;
-                    parts.push(Part { name: String::new(), path, optional: false });
-                }
-                let hash = identity::hash("", &parts, &|_, _| {})?;
-                episode.videos.get_or_init(|| hash)
-            }
-        };
         let window = (clip.start, self.config.frames, self.config.frame_skip);
+        let videos = self.videos_hash(clip.episode).map_err(|error| name_clip(clip, error))?;
         Ok(identity::sha256_hex(format!("{videos} {window:?}").as_bytes()))
+    }
+
+    fn videos_hash(&self, episode: usize) -> Result<&str> {
+        let episode = self.episode(episode).ok_or_else(|| self.unknown_clip())?;
+        if let Some(hash) = episode.videos.get() {
+            return Ok(hash);
+        }
+        let mut parts = Vec::new();
+        for view in &self.config.views {
+            let path = self.metadata.video_file(view, episode.index)?;
+            parts.push(Part { name: String::new(), path, optional: false });
+        }
+        let hash = identity::hash("", &parts, &|_, _| {})?;
+        Ok(episode.videos.get_or_init(|| hash))
     }
 
     fn unknown_clip(&self) -> Error {
