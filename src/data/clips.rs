@@ -50,7 +50,7 @@ impl FromStr for ClipId {
 }
 
 /// All that training or validation needs of one clip. T frames, V views, A actions.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct ClipSample {
     pub clip: ClipId,
     /// One a view, in the recipe's order: RGB, [T, 3, height, width].
@@ -68,6 +68,19 @@ pub struct ClipSample {
     pub prompt: String,
     /// [tokens, token_dim]; only if the recipe's geometry branch is enabled.
     pub geometry: Option<Vec<f32>>,
+}
+
+impl fmt::Debug for ClipSample {
+    /// Sizes, not a million pixels.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClipSample")
+            .field("clip", &self.clip)
+            .field("views", &self.frames.len())
+            .field("height", &self.height)
+            .field("width", &self.width)
+            .field("prompt", &self.prompt)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ClipSample {
