@@ -42,6 +42,20 @@ fn every_reference_picture_is_bit_exact_alone_and_in_sequence() {
     }
 }
 
+#[test]
+fn the_shipped_episodes_are_bit_exact() {
+    let videos = references("../../experiments/demo/data/robosuite_lift");
+    assert_eq!(videos.len(), 96);
+    for (path, reference) in videos {
+        let mut video = VideoFile::open(&path).unwrap();
+        assert_eq!(video.frame_count() as u64, reference["frames"].as_u64().unwrap(), "{}", path.display());
+        for (frame, expected) in reference["yuv420p_md5"].as_object().unwrap() {
+            let picture = video.read_frames(&[frame.parse().unwrap()]).unwrap().remove(0);
+            assert_eq!(md5(&picture), expected.as_str().unwrap(), "{} frame {frame}", path.display());
+        }
+    }
+}
+
 /// swscale's quick path rounds down, by 1.4 levels on average; a wrong matrix or range is off by many.
 #[test]
 fn mean_colours_agree_with_swscale() {

@@ -293,9 +293,9 @@ mod tests {
         let noise = start(count, 3);
         let mut vectors = Vec::new();
         for sample in noise.chunks_exact(3) {
-            for row in 0..dim {
+            for row in basis.chunks_exact(3) {
                 // Uniform in [-1, 1] has variance 1/3.
-                let value = (0..3).map(|k| (3 - k) as f64 * 3_f64.sqrt() * sample[k] * directions[k][row]).sum::<f64>();
+                let value = (0..3).map(|k| (3 - k) as f64 * 3_f64.sqrt() * sample[k] * row[k]).sum::<f64>();
                 vectors.push((value + 0.25) as f32);
             }
         }

@@ -464,7 +464,7 @@ fn check_window(config: &DataConfig, model: &ModelConfig) -> Result<usize> {
     if model.proprio_dim < 8 || model.action_dim < 7 {
         return bad("one arm needs 8 proprio and 7 action dims".into(), "model");
     }
-    if model.action_num == 0 || config.frame_skip % model.action_num != 0 {
+    if !config.frame_skip.is_multiple_of(model.action_num) {
         let what = format!("frame_skip {} is no multiple of action_num {}", config.frame_skip, model.action_num);
         return bad(what, "model.action_num");
     }
