@@ -54,3 +54,19 @@ fn first_gpu() -> Result<String, String> {
     }
     CudaContext::new(0).and_then(|context| context.name()).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_always_named_with_its_reason() {
+        assert_eq!(describe(&DeviceChoice::Cpu), Device::new("cpu", "asked for"));
+        let automatic = describe(&DeviceChoice::Auto);
+        match automatic.name.as_str() {
+            "cpu" if cfg!(feature = "cuda") => assert!(automatic.reason.starts_with("no CUDA device: ")),
+            "cpu" => assert_eq!(automatic.reason, "built without CUDA"),
+            name => assert!(cfg!(feature = "cuda") && name == "cuda:0", "{automatic:?}"),
+        }
+    }
+}

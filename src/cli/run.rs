@@ -95,7 +95,8 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
         run,
         stop_after: session.stop_after,
         detached,
-        command_line: std::env::args().collect(),
+        // Lossy: `args` panics on an argument that is not UTF-8, and a path may be.
+        command_line: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
         code_version: format!("{} {}", env!("CARGO_PKG_VERSION"), super::COMMIT),
     };
     let stop = StopFlag::on_signals()?;
