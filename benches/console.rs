@@ -26,6 +26,12 @@ fn peak_mb() -> u64 {
     line.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok()).unwrap_or(0) / 1000
 }
 
+/// Time this thread ran on a processor, ms: unlike wall time it means the same on a busy machine.
+fn cpu_ms() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e6
+}
+
 fn bench(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     write_runs(folder.path(), ARMS, STEPS).expect("run directories");
@@ -51,6 +57,15 @@ fn bench(criterion: &mut Criterion) {
     println!("opening {ARMS} x {STEPS} steps from disk to the first full frame: {:?}", started.elapsed());
     println!("peak memory with the readers, the snapshot and the curves: {} MB", peak_mb());
 
+    let on_processor = |app: &App, terminal: &mut Terminal<TestBackend>, what: &str| {
+        let before = cpu_ms();
+        for _ in 0..50 {
+            terminal.draw(|frame| view::draw(app, frame)).expect("a frame");
+        }
+        println!("{what}: {:.2} ms on the processor a frame", (cpu_ms() - before) / 50.0);
+    };
+    on_processor(&app, &mut terminal, "validation chart");
+
     let mut group = criterion.benchmark_group("console");
     group.sample_size(20);
     group.bench_function("frame_validation_chart_200x50", |bencher| {
@@ -65,6 +80,7 @@ fn bench(criterion: &mut Criterion) {
     group.bench_function("frame_smoothed_loss_chart_200x50", |bencher| {
         bencher.iter(|| terminal.draw(|frame| view::draw(&app, frame)).map(|_| ()).expect("a frame"));
     });
+    on_processor(&app, &mut terminal, "smoothed loss chart");
     println!("peak memory with the smoothed loss: {} MB", peak_mb());
     press(&mut app, '+');
     press(&mut app, '+');

@@ -9,7 +9,7 @@ use super::metric::{Metric, Source};
 use crate::runlog::{RunView, Series, ValidationPoint};
 
 /// Points summarised by one minimum and one maximum.
-const BLOCK: usize = 64;
+const BLOCK: usize = 32;
 
 /// A step and a value.
 pub type Point = (u64, f32);
@@ -53,7 +53,7 @@ struct Segment {
 struct Block {
     low: f32,
     high: f32,
-    sum: f64,
+    sum: f32,
     count: u32,
 }
 
@@ -61,7 +61,7 @@ impl Block {
     const EMPTY: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY, sum: 0.0, count: 0 };
 
     fn add(&mut self, value: f32) {
-        self.merge(&Self { low: value, high: value, sum: f64::from(value), count: 1 });
+        self.merge(&Self { low: value, high: value, sum: value, count: 1 });
     }
 
     fn merge(&mut self, other: &Self) {
@@ -372,7 +372,7 @@ fn merge_columns(
         if count > 0 {
             let step = source.step[start + (end - start) / 2];
             if merge == Merge::Mean {
-                line.push((step, (sum / f64::from(count)) as f32));
+                line.push((step, sum / count as f32));
                 start = end;
                 continue;
             }

@@ -111,6 +111,13 @@ impl Raster {
         }
         for pair in points.windows(2) {
             let ((x0, y0), (x1, y1)) = (clamp(pair[0]), clamp(pair[1]));
+            if solid && x0 == x1 {
+                // Dense curves are mostly vertical strokes.
+                for y in y0.min(y1)..=y0.max(y1) {
+                    self.dot(x0, y, pen);
+                }
+                continue;
+            }
             let steps = (x1 - x0).abs().max((y1 - y0).abs()).max(1);
             for step in 0..=steps {
                 if solid || drawn(phase) {
