@@ -3,7 +3,7 @@
 use super::controller::{Controller, Report, Request};
 use super::local::{LocalDriver, WorkerCommand, WorkerExit, open_start_log};
 use super::machine::WorkerRef;
-use crate::runlog::{ExperimentRuns, Level, LogLine, Outcome, OutcomeView, RunReader, RunView, now_ms};
+use crate::runlog::{ExperimentRuns, Level, LogLine, Outcome, OutcomeView, RunReader, RunState, RunView, now_ms};
 use crate::{Exit, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl SupervisorOutcome {
 
 /// Trains `arms` side by side, each in its own worker process, until all have ended.
 ///
-/// A stop signal is passed on as a stop request to every worker, once its attempt is open. If this process is killed,
+/// An arm that is finished already counts as finished and starts nothing. A stop signal is passed on as a stop request to every worker, once its attempt is open. If this process is killed,
 /// the workers go on: they are detached. Errors are of reading run directories; what happens to an arm is its outcome.
 pub fn supervise(
     experiment: &Path,
@@ -134,12 +134,17 @@ impl Followed {
         let mut followed =
             Self { arm: arm.to_owned(), reader, attempts_before, lines_told, stop_asked: false, outcome: None };
         // A folder that cannot be written is known before any process is started, with the exit code of its cause.
-        match open_start_log(&runs.run(arm)) {
-            Ok(_) => {
-                controller.view_changed(followed.reader.view(), now_ms());
+        let view = followed.reader.view();
+        match (open_start_log(&runs.run(arm)), &view.outcome) {
+            (Err(error), _) => followed.outcome = Some(failed(error.exit.code(), 0, error.to_string())),
+            // Asking for a run that is complete is no failure, and nothing is trained twice.
+            (Ok(_), Some(outcome)) if view.state(now_ms()).0 == RunState::Finished => {
+                followed.outcome = Some(outcome.clone());
+            }
+            (Ok(_), _) => {
+                controller.view_changed(view, now_ms());
                 controller.ask(arm, Request::Start);
             }
-            Err(error) => followed.outcome = Some(failed(error.exit.code(), 0, error.to_string())),
         }
         Ok(followed)
     }

@@ -27,12 +27,12 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
     for key in [&b",\"loss_video\":"[..], b",\"loss_action\":", b",\"loss_proprio\":", b",\"grad_norm\":", b",\"lr\":"]
     {
         scan.literal(key)?;
-        scan.number()?;
+        scan.skip_number()?;
     }
     scan.literal(b",\"step_ms\":")?;
     let step_ms = scan.float()?;
     scan.literal(b",\"data_ms\":")?;
-    scan.number()?;
+    scan.skip_number()?;
     scan.literal(b",\"padding_waste\":")?;
     let padding_waste = scan.float()?;
     scan.literal(b",\"tokens\":")?;
@@ -47,7 +47,7 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
     scan.integer()?;
     scan.literal(b"}")?;
     if scan.literal(b",\"branch_norm\":").is_some() {
-        scan.number()?;
+        scan.skip_number()?;
     }
     scan.literal(b"}\n")?;
     Some((StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste }, scan.at))
@@ -64,11 +64,24 @@ impl<'b> Scan<'b> {
         (self.bytes.get(self.at..end)? == expected).then(|| self.at = end)
     }
 
+    /// One or more digits. Eight bytes at a time: digits are most of a log.
     fn digits(&mut self) -> Option<()> {
+        const EACH: u64 = 0x0101_0101_0101_0101;
+        let start = self.at;
+        while let Some(eight) = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk::<8>()) {
+            // Digits become 0..=9; adding 0x76 then sets the top bit of everything above. A carry out of a byte only
+            // disturbs later ones, and the first byte that is no digit is all that counts.
+            let values = u64::from_le_bytes(*eight) ^ (0x30 * EACH);
+            let others = (values.wrapping_add(0x76 * EACH) | values) & (0x80 * EACH);
+            if others != 0 {
+                self.at += (others.trailing_zeros() / 8) as usize;
+                return (self.at > start).then_some(());
+            }
+            self.at += 8;
+        }
         let rest = self.bytes.get(self.at..)?;
-        let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        self.at += count;
-        (count > 0).then_some(())
+        self.at += rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        (self.at > start).then_some(())
     }
 
     fn integer(&mut self) -> Option<u64> {
@@ -101,14 +114,27 @@ impl<'b> Scan<'b> {
         self.bytes.get(start..self.at)
     }
 
+    /// A number that is not needed. Only one that is long enough to be out of range is worth the arithmetic.
+    fn skip_number(&mut self) -> Option<()> {
+        let text = self.number()?;
+        let exponent = text.iter().rev().take(4).take_while(|byte| byte.is_ascii_digit()).count();
+        let small = text.len() <= 40 && (exponent <= 2 || !text.iter().any(|byte| matches!(byte, b'e' | b'E')));
+        (small || finite(text).is_some()).then_some(())
+    }
+
     fn float(&mut self) -> Option<f32> {
         let text = self.number()?;
         if text == b"null" {
             return Some(f32::NAN);
         }
         // Through f64, as the general path does, so that both give the same bits.
-        std::str::from_utf8(text).ok()?.parse::<f64>().ok().filter(|value| value.is_finite()).map(|value| value as f32)
+        finite(text).map(|value| value as f32)
     }
+}
+
+/// A JSON number as f64; `None` if it is out of range, which is no number to the general path either.
+fn finite(text: &[u8]) -> Option<f64> {
+    std::str::from_utf8(text).ok()?.parse::<f64>().ok().filter(|value| value.is_finite())
 }
 
 /// Event kinds this program knows; others belong to a newer writer and are no errors.
@@ -141,5 +167,106 @@ pub(super) fn any_line(bytes: &[u8]) -> Line {
             Ok(head) if head.v > EVENT_VERSION || !KNOWN_KINDS.contains(&head.event.as_str()) => Line::Skipped,
             _ => Line::Bad(error.to_string()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runlog::{Event, Level, Memory, MemoryKind, StepEvent};
+    use proptest::prelude::*;
+
+    prop_compose! {
+        fn step()(
+            numbers in prop::collection::vec(any::<f64>(), 9),
+            counts in prop::array::uniform5(any::<u64>()),
+            gpu in any::<bool>(),
+            branch_norm in prop::option::of(-1e9..1e9f64),
+        ) -> StepEvent {
+            StepEvent {
+                step: counts[0],
+                loss: numbers[0],
+                loss_video: numbers[1],
+                loss_action: numbers[2],
+                loss_proprio: numbers[3],
+                grad_norm: numbers[4],
+                lr: numbers[5],
+                step_ms: numbers[6],
+                data_ms: numbers[7],
+                padding_waste: numbers[8],
+                tokens: counts[1],
+                memory: Memory {
+                    kind: if gpu { MemoryKind::Gpu } else { MemoryKind::Rss },
+                    bytes: counts[2],
+                    peak_bytes: counts[3],
+                    total_bytes: counts[4],
+                },
+                branch_norm,
+            }
+        }
+    }
+
+    fn line_of(step: StepEvent, time_ms: u64) -> Vec<u8> {
+        serde_json::to_vec(&EventLine { v: 1, time_ms, event: Event::Step(step) }).unwrap()
+    }
+
+    fn bits(value: f32) -> u64 {
+        if value.is_nan() { u64::MAX } else { u64::from(value.to_bits()) }
+    }
+
+    /// The columns by the general path; `None` if it takes the line for no step.
+    fn general(line: &[u8]) -> Option<[u64; 6]> {
+        let Line::Event(line) = any_line(line) else { return None };
+        let Event::Step(step) = line.event else { return None };
+        let [loss, step_ms, padding_waste] =
+            [step.loss, step.step_ms, step.padding_waste].map(|value| bits(value as f32));
+        Some([line.time_ms, step.step, loss, step_ms, bits(step.memory.bytes as f32), padding_waste])
+    }
+
+    fn fast(line: &[u8]) -> Option<[u64; 6]> {
+        let (columns, length) = step_line(line)?;
+        assert!(line[..length].ends_with(b"}\n"));
+        let StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste } = columns;
+        Some([time_ms, step, bits(loss), bits(step_ms), bits(memory_bytes), bits(padding_waste)])
+    }
+
+    proptest! {
+        #[test]
+        fn the_fast_path_takes_every_step_line_and_reads_it_like_the_general_one(step in step(), time_ms in any::<u64>()) {
+            let mut line = line_of(step, time_ms);
+            let expected = general(&line);
+            prop_assert!(expected.is_some());
+            prop_assert_eq!(fast(&line), None, "no newline yet");
+            line.push(b'\n');
+            prop_assert_eq!(fast(&line), expected);
+        }
+
+        #[test]
+        fn the_fast_path_accepts_nothing_that_the_general_one_refuses(
+            step in step(), at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>(),
+        ) {
+            let mut line = line_of(step, 1);
+            let at = at.index(line.len());
+            if cut {
+                line.remove(at);
+            } else {
+                line[at] = byte;
+            }
+            line.push(b'\n');
+            if let Some(columns) = fast(&line) {
+                prop_assert_eq!(Some(columns), general(&line));
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_that_is_written_is_known() {
+        let line = EventLine { v: 1, time_ms: 1, event: Event::Message { level: Level::Info, text: String::new() } };
+        let text = serde_json::to_string(&line).unwrap().replace("\"message\"", "\"no_such_kind\"");
+        // serde names all kinds when it meets an unknown one.
+        let error = serde_json::from_str::<EventLine>(&text).unwrap_err().to_string();
+        let named: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+        assert_eq!(named, KNOWN_KINDS, "{error}");
+        assert_eq!(any_line(text.as_bytes()), Line::Skipped);
     }
 }

@@ -165,7 +165,7 @@ impl RunReader {
             entered = true;
         }
         let grown = match std::fs::metadata(attempt.events()) {
-            Ok(metadata) => self.read_log(&attempt, &metadata, newest)?,
+            Ok(metadata) => self.read_log(&attempt, &metadata)?,
             Err(error) if error.kind() == ErrorKind::NotFound => false,
             Err(error) => return Err(ReadFailure::Io(error)),
         };
@@ -182,7 +182,7 @@ impl RunReader {
     }
 
     /// Reads a log from its offset to its present end.
-    fn read_log(&mut self, attempt: &AttemptDir, metadata: &Metadata, newest: bool) -> Result<bool, ReadFailure> {
+    fn read_log(&mut self, attempt: &AttemptDir, metadata: &Metadata) -> Result<bool, ReadFailure> {
         let Some(tail) = self.tails.last_mut() else { return Ok(false) };
         let replaced = tail.inode != 0 && tail.inode != metadata.ino();
         if replaced || metadata.len() < tail.offset {
@@ -218,8 +218,7 @@ impl RunReader {
             };
             let filled = held + read;
             let bytes = buffer.get(..filled).unwrap_or_default();
-            let used =
-                sink.take(bytes, held, tail, if newest { end.saturating_sub(LOGGED_TAIL_BYTES) } else { u64::MAX });
+            let used = sink.take(bytes, held, tail, end.saturating_sub(LOGGED_TAIL_BYTES));
             changed |= used > 0;
             buffer.copy_within(used..filled, 0);
             held = filled - used;
@@ -305,11 +304,21 @@ impl RunReader {
         Some(OutcomeView { outcome: Outcome::Failed, reason, exit_code: crate::Exit::Crash.code(), step })
     }
 
-    fn evidence(&self) -> (Option<OutcomeView>, Liveness, bool, Option<(u64, u64, u64)>) {
+    fn evidence(&self) -> Evidence {
         let view = &self.assembler.view;
         let save = view.last_save.map(|save| (save.step, save.time_ms, save.ms.to_bits()));
-        (view.outcome.clone(), view.liveness, view.stop_requested, save)
+        Evidence { outcome: view.outcome.clone(), liveness: view.liveness, stop_requested: view.stop_requested, save }
     }
+}
+
+/// What a view holds besides the event logs, to see whether it changed.
+#[derive(PartialEq)]
+struct Evidence {
+    outcome: Option<OutcomeView>,
+    liveness: Liveness,
+    stop_requested: bool,
+    /// Step, time, and the bits of the duration, which may be NaN.
+    save: Option<(u64, u64, u64)>,
 }
 
 enum ReadFailure {

@@ -71,19 +71,20 @@ impl RunView {
         let plan = &self.attempt()?.started;
         let done = self.steps_done();
         let left = plan.total_steps.checked_sub(done)?;
-        let due = |every: u64| match every {
-            0 => 0.0,
-            // A last one is always due at the end, on the interval or not.
-            every => (plan.total_steps.div_ceil(every) - (done / every).min(plan.total_steps.div_ceil(every))) as f64,
+        // Due on multiples of `every` and at the end; `latest` is the step of the last one that is done.
+        let due = |every: u64, latest: Option<u64>| {
+            let Some(passed) = done.checked_div(every) else { return 0.0 };
+            let from = latest.unwrap_or_default().max(passed * every);
+            let on_interval = (plan.total_steps / every).saturating_sub(from / every);
+            let at_end = from < plan.total_steps && !plan.total_steps.is_multiple_of(every);
+            (on_interval + u64::from(at_end)) as f64
         };
-        let measured = |ms: Option<f64>| ms.filter(|ms| ms.is_finite()).unwrap_or_default();
-        let validation_ms = measured(self.validations.last().map(|point| point.event.ms));
-        let save_ms = measured(self.last_save.map(|save| save.ms));
-        Some(
-            left as f64 * self.median_step_ms()?
-                + due(plan.validate_every) * validation_ms
-                + due(plan.save_every) * save_ms,
-        )
+        let validation = self.validations.last().map(|point| &point.event);
+        let validation_ms = validation.map(|event| event.ms).filter(|ms| ms.is_finite()).unwrap_or_default();
+        let save_ms = self.last_save.map(|save| save.ms).filter(|ms| ms.is_finite()).unwrap_or_default();
+        let validations_due = due(plan.validate_every, validation.map(|event| event.step));
+        let saves_due = due(plan.save_every, self.last_save.map(|save| save.step));
+        Some(left as f64 * self.median_step_ms()? + validations_due * validation_ms + saves_due * save_ms)
     }
 
     /// State and its reason in words, from the evidence at `now_ms` (Unix time).
@@ -248,10 +249,174 @@ fn thousands(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runlog::view::{PhaseView, SaveView, ValidationPoint};
+    use crate::runlog::{AttemptStarted, ValidationEvent};
+
+    const START_MS: u64 = 1_000_000;
+
+    /// Attempts of (number, first step, steps), every step 4.1 s, the first of each attempt 100 s.
+    fn view(attempts: &[(u32, u64, u64)], total_steps: u64) -> RunView {
+        let mut view = RunView { liveness: Liveness::Alive, last_event_ms: Some(START_MS), ..RunView::default() };
+        for &(attempt, start_step, steps) in attempts {
+            let started = AttemptStarted {
+                attempt,
+                arm: "m1".to_owned(),
+                pid: 4711,
+                host: "node7".to_owned(),
+                start_step,
+                total_steps,
+                save_every: 500,
+                validate_every: 500,
+                parameters: 1,
+                device: "cpu".to_owned(),
+                threads: 1,
+            };
+            view.attempts.push(AttemptView { started, started_ms: START_MS, ended: None });
+            for step in 0..steps {
+                view.series.step.push(start_step + step + 1);
+                view.series.attempt.push(attempt);
+                view.series.superseded.push(false);
+                view.series.step_ms.push(if step == 0 { 100_000.0 } else { 4096.0 });
+                view.series.loss.push(1.0);
+                view.series.memory_bytes.push(1.0);
+                view.series.padding_waste.push(0.0);
+            }
+        }
+        view
+    }
+
+    fn phase(phase: Phase, done: u64, total: u64) -> Option<PhaseView> {
+        Some(PhaseView { phase, done, total, since_ms: START_MS, time_ms: START_MS })
+    }
+
+    fn said(view: &RunView, silent_ms: u64) -> (RunState, String) {
+        view.state(START_MS + silent_ms)
+    }
+
+    #[test]
+    fn the_pace_leaves_out_the_first_step_and_earlier_attempts() {
+        assert_eq!(view(&[(1, 0, 1)], 100).median_step_ms(), None);
+        assert_eq!(view(&[(1, 0, 2)], 100).median_step_ms(), Some(4096.0));
+        assert_eq!(view(&[(1, 0, 50), (2, 40, 1)], 100).median_step_ms(), None);
+        assert_eq!(view(&[(1, 0, 500)], 1000).median_step_ms(), Some(4096.0));
+        let mut uneven = view(&[(1, 0, 3)], 100);
+        uneven.series.step_ms[2] = 4196.0;
+        assert_eq!(uneven.median_step_ms(), Some(4146.0));
+        uneven.series.step_ms[2] = f32::NAN;
+        assert_eq!(uneven.median_step_ms(), Some(4096.0));
+    }
+
+    #[test]
+    fn the_time_to_go_counts_steps_validations_and_saves() {
+        let mut run = view(&[(1, 0, 600)], 1200);
+        assert_eq!(run.eta_ms(), Some(600.0 * 4096.0));
+        run.last_save = Some(SaveView { step: 500, bytes: 1, ms: 9000.0, time_ms: START_MS });
+        // Saves at 1000 and at the end.
+        assert_eq!(run.eta_ms(), Some(600.0 * 4096.0 + 2.0 * 9000.0));
+        let event = ValidationEvent {
+            step: 500,
+            clips: 1,
+            wrist_lpips: 0.5,
+            wrist_psnr: 1.0,
+            wrist_ssim: 1.0,
+            trans_l2_norm: 1.0,
+            trans_l2_m: 1.0,
+            rot_deg: 1.0,
+            ceiling_lpips: 1.0,
+            ceiling_psnr: 1.0,
+            ms: 20_000.0,
+        };
+        run.validations.push(ValidationPoint { attempt: 1, event });
+        assert_eq!(run.eta_ms(), Some(600.0 * 4096.0 + 2.0 * 29_000.0));
+        let mut done = run.clone();
+        done.series = view(&[(1, 0, 1200)], 1200).series;
+        assert_eq!(done.eta_ms(), Some(29_000.0), "the last validation and the last save are still to come");
+        done.validations[0].event.step = 1200;
+        assert_eq!(done.eta_ms(), Some(9000.0));
+        assert_eq!(view(&[(1, 0, 60), (2, 50, 0)], 100).eta_ms(), None, "no pace in the new attempt yet");
+    }
+
+    #[test]
+    fn silence_is_a_stall_by_the_runs_own_pace() {
+        let mut run = view(&[(1, 0, 20)], 100);
+        assert_eq!(said(&run, 29_999), (RunState::Running, "4.10 s a step".to_owned()));
+        assert_eq!(said(&run, 30_000).0, RunState::Running, "at least 30 s");
+        assert_eq!(said(&run, 192_000), (RunState::Stalled, "no event for 3 min 12 s; median step 4.10 s".to_owned()));
+        run.liveness = Liveness::Unknown;
+        assert!(said(&run, 192_000).1.ends_with("host node7 cannot be seen from here"));
+        let mut slow = view(&[(1, 0, 20)], 100);
+        slow.series.step_ms.fill(60_000.0);
+        assert_eq!(said(&slow, 299_000).0, RunState::Running);
+        assert_eq!(said(&slow, 301_000).0, RunState::Stalled);
+        // A save may take as long as it takes.
+        let mut saving = view(&[(1, 0, 20)], 100);
+        saving.phase = phase(Phase::Saving, 0, 1);
+        saving.last_save = Some(SaveView { step: 10, bytes: 1, ms: 60_000.0, time_ms: START_MS });
+        assert_eq!(said(&saving, 119_000), (RunState::Running, "saving a checkpoint".to_owned()));
+        assert_eq!(said(&saving, 121_000).0, RunState::Stalled);
+    }
+
+    #[test]
+    fn a_start_is_never_a_stall_while_the_worker_is_seen_to_live() {
+        let mut run = view(&[(1, 0, 0)], 100);
+        run.phase = phase(Phase::CachingLatents, 1312, 7200);
+        assert_eq!(said(&run, 0), (RunState::Starting, "caching latents 1,312/7,200".to_owned()));
+        let silent = "caching latents 1,312/7,200; no word for 1 h 02 min";
+        assert_eq!(said(&run, 3_720_000), (RunState::Starting, silent.to_owned()));
+        run.liveness = Liveness::Unknown;
+        assert_eq!(said(&run, 3_720_000).0, RunState::Stalled);
+        run.liveness = Liveness::Dead;
+        let dead = "worker 4711 died without a word at step 0; no complete checkpoint is on disk";
+        assert_eq!(said(&run, 0), (RunState::Failed, dead.to_owned()));
+    }
+
+    #[test]
+    fn an_outcome_is_believed_as_far_as_the_evidence_goes() {
+        let end = |outcome, step, reason: &str, saved: bool| {
+            let mut run = view(&[(1, 0, 20)], 100);
+            run.last_save = saved.then_some(SaveView { step, bytes: 1, ms: 1.0, time_ms: START_MS });
+            run.outcome = Some(OutcomeView { outcome, reason: reason.to_owned(), exit_code: 0, step });
+            said(&run, 0)
+        };
+        assert_eq!(end(Outcome::Finished, 100, "all done", true), (RunState::Finished, "all done".to_owned()));
+        assert_eq!(end(Outcome::Finished, 20, "all done", true).0, RunState::Failed);
+        assert_eq!(end(Outcome::Stopped, 20, "by SIGTERM", true), (RunState::Stopped, "by SIGTERM".to_owned()));
+        assert!(end(Outcome::Stopped, 20, "stopped", false).1.ends_with("no complete checkpoint is on disk"));
+        assert_eq!(end(Outcome::Stopped, 20, "Preempted by job 70112", true).0, RunState::Preempted);
+        assert_eq!(end(Outcome::Stopped, 20, "éééééééé", true).0, RunState::Stopped);
+        assert_eq!(end(Outcome::Failed, 20, "disk full", true), (RunState::Failed, "disk full".to_owned()));
+        // The last event counts if outcome.json is missing.
+        let mut run = view(&[(1, 0, 20)], 100);
+        run.liveness = Liveness::Dead;
+        run.attempts[0].ended = Some((Outcome::Stopped, "stopped".to_owned()));
+        assert_eq!(said(&run, 0).0, RunState::Stopped);
+    }
+
+    #[test]
+    fn a_stop_request_shows_until_the_end() {
+        let mut run = view(&[(1, 0, 20)], 100);
+        run.stop_requested = true;
+        assert_eq!(said(&run, 0).0, RunState::Stopping);
+        run.phase = phase(Phase::Saving, 0, 1);
+        assert_eq!(said(&run, 0).1, "saving a checkpoint before it stops");
+        assert!(said(&run, 60_000).1.contains("asked to stop"));
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        let spans = [0, 59_999, 60_000, 3_599_000, 3_600_000, 86_400_000, 97_200_000].map(duration);
+        assert_eq!(spans, ["0 s", "59 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 d 0 h", "1 d 3 h"]);
+    }
 }

@@ -126,6 +126,8 @@ impl Drop for RunLock {
     fn drop(&mut self) {
         // Best effort: the kernel releases the lock anyway; an empty file only says so to file systems without locks.
         let _ = self.file.set_len(0);
+        // Closing is not enough: a child between fork and exec may hold a copy of the descriptor for a moment.
+        let _ = self.file.unlock();
     }
 }
 
