@@ -4,7 +4,7 @@ use super::super::app::{App, Arm, Pane};
 use super::super::format::{self, pad, pad_left, thousands};
 use super::super::status;
 use super::super::theme::Role;
-use super::{explain, frame, put};
+use super::{explain, frame, put, wrap};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
@@ -97,22 +97,27 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
         }
     }
     let indent = area.x + 3;
-    if area.height >= 2 {
-        let why = status::why(arm.run, arm.state, &arm.reason, app.now_ms);
-        let style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };
-        put(buffer, indent, y + 1, end, &format::fit(&format::clean(&why), usize::from(end - indent.min(end))), style);
+    let room = usize::from(end.saturating_sub(indent));
+    let why = format::clean(&status::why(arm.run, arm.state, &arm.reason, app.now_ms));
+    let why_style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };
+    // How a run ended is worth a second line; how it goes fits into one.
+    let mut lines = if status::is_active(arm.state) { vec![why] } else { wrap(&why, room) };
+    if lines.len() > 2 {
+        lines[1] = lines[1..].join(" ");
+        lines.truncate(2);
     }
-    let dim = app.theme.role(Role::Dim);
-    let room = end.saturating_sub(indent);
-    if area.height >= 3 {
-        let safety = status::safety(arm.run, arm.state, app.now_ms);
-        put(buffer, indent, y + 2, end, &format::fit(&safety, usize::from(room)), dim);
+    let mut lines: Vec<(String, Style)> = lines.into_iter().map(|line| (line, why_style)).collect();
+    let dim = theme.role(Role::Dim);
+    lines.push((status::safety(arm.run, arm.state, app.now_ms), dim));
+    lines.push((format::clean(&status::place(arm.run)), dim));
+    lines.retain(|(text, _)| !text.is_empty());
+    let below = usize::from(area.height.min(5)).saturating_sub(1);
+    let gauge_row = (lines.len() < below).then_some(y + 1 + lines.len() as u16);
+    for (row, (text, style)) in lines.iter().take(below).enumerate() {
+        put(buffer, indent, y + 1 + row as u16, end, &format::fit(text, room), *style);
     }
-    if area.height >= 4 {
-        put(buffer, indent, y + 3, end, &format::fit(&format::clean(&status::place(arm.run)), usize::from(room)), dim);
-    }
-    if area.height >= 5 {
-        gauge(app, arm, (indent, y + 4), room.saturating_sub(1), buffer);
+    if let Some(row) = gauge_row {
+        gauge(app, arm, (indent, row), (room as u16).saturating_sub(1), buffer);
     }
 }
 
