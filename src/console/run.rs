@@ -66,7 +66,12 @@ pub fn run(directory: &Path, mut options: ConsoleOptions) -> Result<u8> {
     if options.title.is_empty() {
         options.title = directory.display().to_string();
     }
-    let theme = Theme::detect(options.theme, |name| std::env::var(name).ok());
+    // The terminal library decides about colours, since `--color` is told to it; pictures and emphasis must follow.
+    let colourless = crossterm::style::Colored::ansi_color_disabled_memoized();
+    let theme = Theme::detect(options.theme, |name| match name {
+        "NO_COLOR" => colourless.then(|| "1".to_owned()),
+        name => std::env::var(name).ok(),
+    });
     let read_only = options.read_only || options.worker.is_none();
     let record = PanicRecord::default();
     let (sender, messages) = unbounded();

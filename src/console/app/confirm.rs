@@ -73,7 +73,7 @@ impl App {
     /// Opens the question, or says why the deed makes no sense now.
     pub(super) fn ask(&mut self, deed: Deed) {
         if self.read_only {
-            self.say(false, format!("read-only: {} is off (started with --read-only)", deed.word()));
+            self.say(false, format!("read-only: {} is off", deed.word()));
             return;
         }
         let Some(run) = self.selected_run() else {
