@@ -132,7 +132,7 @@ fn skip_escape(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     match chars.peek() {
         Some('[') => {
             chars.next();
-            while let Some(c) = chars.next() {
+            for c in chars.by_ref() {
                 if ('@'..='~').contains(&c) {
                     break;
                 }
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(pad("ab", 4), "ab  ");
         assert_eq!(pad_left("ab", 4), "  ab");
         for columns in 0..12 {
-            assert!(width(&pad("漢字漢字 and more", columns)) <= columns.max(0));
+            assert!(width(&pad("漢字漢字 and more", columns)) <= columns);
         }
     }
 }
