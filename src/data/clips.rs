@@ -50,7 +50,7 @@ impl FromStr for ClipId {
 }
 
 /// All that training or validation needs of one clip. T frames, V views, A actions.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct ClipSample {
     pub clip: ClipId,
     /// One a view, in the recipe's order: RGB, [T, 3, height, width].
@@ -68,6 +68,19 @@ pub struct ClipSample {
     pub prompt: String,
     /// [tokens, token_dim]; only if the recipe's geometry branch is enabled.
     pub geometry: Option<Vec<f32>>,
+}
+
+impl fmt::Debug for ClipSample {
+    /// Sizes, not a million pixels.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClipSample")
+            .field("clip", &self.clip)
+            .field("views", &self.frames.len())
+            .field("height", &self.height)
+            .field("width", &self.width)
+            .field("prompt", &self.prompt)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ClipSample {
@@ -298,21 +311,23 @@ impl Dataset {
     /// # Errors
     /// `file_missing` or `not_openable`.
     pub fn picture_key(&self, clip: &ClipId) -> Result<String> {
-        let episode = self.episode(clip.episode).ok_or_else(|| self.unknown_clip())?;
-        let videos = match episode.videos.get() {
-            Some(videos) => videos,
-            None => {
-                let mut parts = Vec::new();
-                for view in &self.config.views {
-                    let path = self.metadata.video_file(view, clip.episode)?;
-                    parts.push(Part { name: String::new(), path, optional: false });
-                }
-                let hash = identity::hash("", &parts, &|_, _| {})?;
-                episode.videos.get_or_init(|| hash)
-            }
-        };
         let window = (clip.start, self.config.frames, self.config.frame_skip);
+        let videos = self.videos_hash(clip.episode).map_err(|error| name_clip(clip, error))?;
         Ok(identity::sha256_hex(format!("{videos} {window:?}").as_bytes()))
+    }
+
+    fn videos_hash(&self, episode: usize) -> Result<&str> {
+        let episode = self.episode(episode).ok_or_else(|| self.unknown_clip())?;
+        if let Some(hash) = episode.videos.get() {
+            return Ok(hash);
+        }
+        let mut parts = Vec::new();
+        for view in &self.config.views {
+            let path = self.metadata.video_file(view, episode.index)?;
+            parts.push(Part { name: String::new(), path, optional: false });
+        }
+        let hash = identity::hash("", &parts, &|_, _| {})?;
+        Ok(episode.videos.get_or_init(|| hash))
     }
 
     fn unknown_clip(&self) -> Error {
@@ -449,7 +464,7 @@ fn check_window(config: &DataConfig, model: &ModelConfig) -> Result<usize> {
     if model.proprio_dim < 8 || model.action_dim < 7 {
         return bad("one arm needs 8 proprio and 7 action dims".into(), "model");
     }
-    if model.action_num == 0 || config.frame_skip % model.action_num != 0 {
+    if !config.frame_skip.is_multiple_of(model.action_num) {
         let what = format!("frame_skip {} is no multiple of action_num {}", config.frame_skip, model.action_num);
         return bad(what, "model.action_num");
     }

@@ -20,12 +20,7 @@ pub fn data(dataset: &Path, validation_episodes: &[usize]) -> DataConfig {
         frame_skip: 4,
         clip_stride: 16,
         validation_episodes: validation_episodes.to_vec(),
-        robot: RobotLayout {
-            state_position: 7,
-            state_quaternion_xyzw: 10,
-            state_gripper: vec![14, 15],
-            action: 0,
-        },
+        robot: RobotLayout { state_position: 7, state_quaternion_xyzw: 10, state_gripper: vec![14, 15], action: 0 },
     }
 }
 
