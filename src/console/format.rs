@@ -2,20 +2,8 @@
 //!
 //! Everything that reaches the screen goes through here, so that a value has one look on every panel.
 
+pub use crate::words::thousands;
 use ratatui::text::Span;
-
-/// `1812` -> `1,812`.
-pub fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
 
 /// Three significant digits without an exponent where that stays readable: `0.0812`, `4.10`, `30.2`, `1,812`.
 pub fn significant(value: f64) -> String {
