@@ -26,6 +26,20 @@ fn peak_mb() -> u64 {
     line.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok()).unwrap_or(0) / 1000
 }
 
+/// Time this thread ran on a processor, ms: unlike wall time it means the same on a busy machine.
+fn cpu_ms() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(f64::NAN) / 1e6
+}
+
+/// The same for all threads of the process, to 10 ms.
+fn process_cpu_ms() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(f64::NAN);
+    (ticks(11) + ticks(12)) * 10.0
+}
+
 fn bench(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     write_runs(folder.path(), ARMS, STEPS).expect("run directories");
@@ -43,13 +57,26 @@ fn bench(criterion: &mut Criterion) {
         console(SIZE, Theme::DARK, snapshot)
     };
     // The first opening, as a person has it: readers and console both alive.
-    let started = std::time::Instant::now();
+    let (started, processor) = (std::time::Instant::now(), process_cpu_ms());
     let readers = open();
     let mut app = show(&readers);
     let mut terminal = Terminal::new(TestBackend::new(SIZE.0, SIZE.1)).expect("test terminal");
     terminal.draw(|frame| view::draw(&app, frame)).expect("a frame");
-    println!("opening {ARMS} x {STEPS} steps from disk to the first full frame: {:?}", started.elapsed());
+    println!(
+        "opening {ARMS} x {STEPS} steps from disk to the first full frame: {:?} ({:.0} ms on all processors together)",
+        started.elapsed(),
+        process_cpu_ms() - processor
+    );
     println!("peak memory with the readers, the snapshot and the curves: {} MB", peak_mb());
+
+    let on_processor = |app: &App, terminal: &mut Terminal<TestBackend>, what: &str| {
+        let before = cpu_ms();
+        for _ in 0..50 {
+            terminal.draw(|frame| view::draw(app, frame)).expect("a frame");
+        }
+        println!("{what}: {:.2} ms on the processor a frame", (cpu_ms() - before) / 50.0);
+    };
+    on_processor(&app, &mut terminal, "validation chart");
 
     let mut group = criterion.benchmark_group("console");
     group.sample_size(20);
@@ -65,6 +92,7 @@ fn bench(criterion: &mut Criterion) {
     group.bench_function("frame_smoothed_loss_chart_200x50", |bencher| {
         bencher.iter(|| terminal.draw(|frame| view::draw(&app, frame)).map(|_| ()).expect("a frame"));
     });
+    on_processor(&app, &mut terminal, "smoothed loss chart");
     println!("peak memory with the smoothed loss: {} MB", peak_mb());
     press(&mut app, '+');
     press(&mut app, '+');

@@ -17,5 +17,6 @@ pub mod ops;
 pub mod random;
 pub mod runlog;
 pub mod train;
+pub mod words;
 
 pub use error::{Error, Exit, Result};

@@ -1,7 +1,7 @@
 //! Configuration end to end: the committed recipes and the experiment, and one test for each class of bad input.
 
 use lbva_tui::config::{self, Experiment, Recipe};
-use lbva_tui::{Error, Exit};
+use lbva_tui::{Error, Exit, model};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -80,14 +80,14 @@ fn every_committed_recipe_loads_and_survives_its_canonical_text() {
 #[test]
 fn the_5b_recipe_has_the_published_number_of_parameters() {
     let mut recipe = config::load(&repository("configs/xwam_5b.yaml")).unwrap();
-    let count = config::count(&recipe.model);
+    let count = model::count(&recipe.model);
     assert_eq!(count.total(), 5_037_748_446);
     let blocks = count.base.iter().find(|part| part.name == "blocks").unwrap();
     assert_eq!(blocks.parameters, 30 * 163_656_704);
     assert_eq!(count.geometry_total(), 0);
 
     recipe.model.geometry.enabled = true;
-    let count = config::count(&recipe.model);
+    let count = model::count(&recipe.model);
     let dim = 3072_u64;
     assert_eq!(count.base_total(), 5_037_748_446);
     let parameters: Vec<u64> = count.geometry.iter().map(|part| part.parameters).collect();
@@ -100,16 +100,16 @@ fn parameter_names_and_shapes_are_those_of_the_public_model() {
     let mut model = demo_recipe().model;
     (model.dim, model.ffn_dim, model.num_heads, model.num_layers) = (96, 160, 3, 3);
     (model.in_dim, model.out_dim, model.text_dim, model.text_len, model.freq_dim) = (6, 6, 24, 24, 64);
-    let mut ours: Vec<String> = config::parameter_shapes(&model)
+    let mut ours: Vec<String> = model::parameter_specs(&model)
         .into_iter()
-        .map(|(name, shape)| format!("{name}\t{}", shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")))
+        .map(|spec| format!("{}\t{}", spec.name, spec.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")))
         .collect();
     ours.sort();
     let public = fs::read_to_string(repository("tests/fixtures/xwam_tensor_shapes.tsv")).unwrap();
     let public: Vec<&str> = public.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(ours, public);
     // Every parameter belongs to one part, and to one only.
-    assert_eq!(config::count(&model).total(), 451_446);
+    assert_eq!(model::count(&model).total(), 451_446);
 }
 
 #[test]

@@ -4,7 +4,9 @@ use super::arguments::{CheckArguments, Global};
 use super::device::{Device, describe};
 use super::output;
 use crate::codec::LinearCodec;
-use crate::config::{self, CodecConfig, Experiment, ParameterCount, Recipe, thousands};
+use crate::config::{self, CodecConfig, Experiment, Recipe};
+use crate::model::{self, ParameterCount};
+use crate::words::thousands;
 use crate::data::Dataset;
 use crate::{Error, Exit, Result};
 use serde::Serialize;
@@ -143,7 +145,7 @@ impl Report {
         // Sizes that are refused could overflow the arithmetic of counting.
         let countable = |recipe: &Recipe| config::validate(recipe).is_empty();
         let arms = recipes.iter().filter(|(_, recipe)| countable(recipe)).map(|(name, recipe)| {
-            let count = config::count(&recipe.model);
+            let count = model::count(&recipe.model);
             let parameters = json!({
                 "base": count.base, "base_total": count.base_total(),
                 "geometry": count.geometry, "geometry_total": count.geometry_total(),

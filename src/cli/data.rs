@@ -3,7 +3,8 @@
 use super::arguments::{Data, DataArguments, Global};
 use super::{allow_writing, output};
 use crate::codec::{FitSettings, LatentCodec, LinearCodec};
-use crate::config::{self, CodecConfig, Experiment, Recipe, thousands};
+use crate::config::{self, CodecConfig, Experiment, Recipe};
+use crate::words::thousands;
 use crate::data::Dataset;
 use crate::data::info::{DatasetSummary, RecipeSummary, SideSummary, describe, summarise};
 use crate::{Error, Exit, Result};

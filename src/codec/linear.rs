@@ -278,7 +278,7 @@ impl Basis {
 }
 
 /// At most `count` of the clips, evenly spaced.
-fn spread(clips: &[ClipId], count: usize) -> Vec<ClipId> {
+pub(super) fn spread(clips: &[ClipId], count: usize) -> Vec<ClipId> {
     let count = count.clamp(1, clips.len().max(1));
     (0..count).filter_map(|index| clips.get(index * clips.len() / count).copied()).collect()
 }

@@ -6,9 +6,11 @@
 mod cache;
 mod linear;
 mod principal;
+mod quality;
 
 pub use cache::LatentCache;
 pub use linear::{FitSettings, LinearCodec};
+pub use quality::{FitSummary, ViewQuality, fit_and_save, held_out_quality};
 
 use rayon::prelude::*;
 

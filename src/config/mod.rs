@@ -5,7 +5,6 @@
 //! text into a tree and knows the line of each key, [`typed`] turns the tree into the structs of [`types`], and
 //! [`validate`](mod@validate) checks what the types cannot say. [`resolve`] stacks the layers (base file, arm, command line) between them.
 
-mod count;
 mod document;
 mod experiment;
 mod resolve;
@@ -13,8 +12,6 @@ mod typed;
 mod types;
 mod validate;
 
-pub(crate) use count::thousands;
-pub use count::{ParameterCount, Part, count, parameter_shapes};
 pub use experiment::{Arm, Examination, Experiment, examine};
 pub(crate) use typed::nearest;
 pub use types::*;

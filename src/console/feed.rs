@@ -49,6 +49,7 @@ pub fn run(
         judged: 0,
         readers: Vec::new(),
         runs: Vec::new(),
+        failed: Vec::new(),
         last_verdict: None,
         experiment,
         arms: options.arms.clone(),
@@ -85,7 +86,7 @@ pub fn run(
             last_look = Instant::now();
             changed = false;
             if let Err(error) = feed.look(messages) {
-                let _ = messages.send(Msg::EffectResult { ok: false, text: error.to_string() });
+                feed.report_failures(vec![error.to_string()], messages);
             }
         }
         feed.control(messages);
@@ -106,6 +107,8 @@ struct Feed {
     arms: Vec<String>,
     readers: Vec<RunReader>,
     runs: Vec<Arc<RunView>>,
+    /// What the last look couldn't read.
+    failed: Vec<String>,
 }
 
 impl Feed {
@@ -128,9 +131,7 @@ impl Feed {
             .collect();
         self.runs = self.readers.iter().map(|reader| Arc::new(reader.view().clone())).collect();
         self.publish(messages);
-        for error in errors {
-            let _ = messages.send(Msg::EffectResult { ok: false, text: error.to_string() });
-        }
+        self.report_failures(errors.iter().map(ToString::to_string).collect(), messages);
         Ok(())
     }
 
@@ -151,8 +152,13 @@ impl Feed {
     fn look(&mut self, messages: &Sender<Msg>) -> crate::Result<()> {
         let mut changed = self.find_runs()?;
         let now = now_ms();
+        let mut failed = Vec::new();
         for (index, reader) in self.readers.iter_mut().enumerate() {
-            let new = reader.poll(now)?;
+            // One unreadable run must not hide the others.
+            let new = reader.poll(now).unwrap_or_else(|error| {
+                failed.push(error.to_string());
+                false
+            });
             match self.runs.get_mut(index) {
                 Some(run) if new => *run = Arc::new(reader.view().clone()),
                 Some(_) => continue,
@@ -168,7 +174,16 @@ impl Feed {
         if changed {
             self.publish(messages);
         }
+        self.report_failures(failed, messages);
         Ok(())
+    }
+
+    /// Says each failure once, not every second.
+    fn report_failures(&mut self, failed: Vec<String>, messages: &Sender<Msg>) {
+        for text in failed.iter().filter(|text| !self.failed.contains(text)) {
+            let _ = messages.send(Msg::EffectResult { ok: false, text: text.clone() });
+        }
+        self.failed = failed;
     }
 
     fn publish(&mut self, messages: &Sender<Msg>) {

@@ -2,20 +2,8 @@
 //!
 //! Everything that reaches the screen goes through here, so that a value has one look on every panel.
 
+pub use crate::words::thousands;
 use ratatui::text::Span;
-
-/// `1812` -> `1,812`.
-pub fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
 
 /// Three significant digits without an exponent where that stays readable: `0.0812`, `4.10`, `30.2`, `1,812`.
 pub fn significant(value: f64) -> String {
@@ -132,7 +120,7 @@ fn skip_escape(chars: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     match chars.peek() {
         Some('[') => {
             chars.next();
-            while let Some(c) = chars.next() {
+            for c in chars.by_ref() {
                 if ('@'..='~').contains(&c) {
                     break;
                 }
@@ -258,7 +246,7 @@ mod tests {
         assert_eq!(pad("ab", 4), "ab  ");
         assert_eq!(pad_left("ab", 4), "  ab");
         for columns in 0..12 {
-            assert!(width(&pad("漢字漢字 and more", columns)) <= columns.max(0));
+            assert!(width(&pad("漢字漢字 and more", columns)) <= columns);
         }
     }
 }

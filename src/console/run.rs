@@ -4,6 +4,7 @@
 //! ten frames a second and none when nothing changed. The first frame comes before anything is read from disk.
 
 use super::app::{App, Effect, Leave, Msg, StripRequest};
+use super::choose::choose;
 use super::feed::{self, Command};
 use super::format::{fit, pad, thousands};
 use super::snapshot::VerdictView;
@@ -60,13 +61,24 @@ pub fn run(directory: &Path, mut options: ConsoleOptions) -> Result<u8> {
     if !directory.is_dir() {
         return Err(Error::data("folder_missing", "no such experiment folder").at(directory));
     }
+    let (directory, others) = choose(directory);
+    let directory = directory.as_path();
     if options.title.is_empty() {
         options.title = directory.display().to_string();
     }
-    let theme = Theme::detect(options.theme, |name| std::env::var(name).ok());
+    // The terminal library decides about colours, since `--color` is told to it; pictures and emphasis must follow.
+    let colourless = crossterm::style::Colored::ansi_color_disabled_memoized();
+    let theme = Theme::detect(options.theme, |name| match name {
+        "NO_COLOR" => colourless.then(|| "1".to_owned()),
+        name => std::env::var(name).ok(),
+    });
     let read_only = options.read_only || options.worker.is_none();
     let record = PanicRecord::default();
     let (sender, messages) = unbounded();
+    if !others.is_empty() {
+        let text = format!("also here: {}; name one to watch it instead", others.join(", "));
+        let _ = sender.send(Msg::EffectResult { ok: true, text });
+    }
     let hook = PanicHook::install(record.clone(), sender.clone());
     let mut last = None;
     let left = std::panic::catch_unwind(AssertUnwindSafe(|| {

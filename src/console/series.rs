@@ -9,7 +9,7 @@ use super::metric::{Metric, Source};
 use crate::runlog::{RunView, Series, ValidationPoint};
 
 /// Points summarised by one minimum and one maximum.
-const BLOCK: usize = 64;
+const BLOCK: usize = 32;
 
 /// A step and a value.
 pub type Point = (u64, f32);
@@ -53,7 +53,7 @@ struct Segment {
 struct Block {
     low: f32,
     high: f32,
-    sum: f64,
+    sum: f32,
     count: u32,
 }
 
@@ -61,7 +61,7 @@ impl Block {
     const EMPTY: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY, sum: 0.0, count: 0 };
 
     fn add(&mut self, value: f32) {
-        self.merge(&Self { low: value, high: value, sum: f64::from(value), count: 1 });
+        self.merge(&Self { low: value, high: value, sum: value, count: 1 });
     }
 
     fn merge(&mut self, other: &Self) {
@@ -366,13 +366,13 @@ fn merge_columns(
         let end = if column + 1 == columns {
             last
         } else {
-            start + source.step.get(start..last).map_or(0, |steps| steps.partition_point(|s| *s < bound))
+            start + source.step.get(start..last).map_or(0, |steps| lower_bound(steps, bound))
         };
         let Block { low, high, sum, count } = summary(source, blocks, start, end);
         if count > 0 {
             let step = source.step[start + (end - start) / 2];
             if merge == Merge::Mean {
-                line.push((step, (sum / f64::from(count)) as f32));
+                line.push((step, sum / count as f32));
                 start = end;
                 continue;
             }
@@ -387,6 +387,16 @@ fn merge_columns(
         start = end;
     }
     line
+}
+
+/// Steps below `bound` at the start of the rising `steps`. Steps nearly always rise by one, so the place is guessed
+/// first: a search would touch memory all over the column, once for each column of the screen.
+fn lower_bound(steps: &[u64], bound: u64) -> usize {
+    let Some(first) = steps.first() else { return 0 };
+    let guess = usize::try_from(bound.saturating_sub(*first)).unwrap_or(usize::MAX).min(steps.len());
+    let below = guess.checked_sub(1).and_then(|before| steps.get(before)).is_none_or(|step| *step < bound);
+    let above = steps.get(guess).is_none_or(|step| *step >= bound);
+    if below && above { guess } else { steps.partition_point(|step| *step < bound) }
 }
 
 /// What is kept of the points `start..end`: whole blocks by their summary, the rest point by point.
@@ -512,6 +522,19 @@ mod tests {
         push(&mut run, 6, 1, 3.0);
         curve.update(&run);
         assert_eq!((curve.non_finite(), curve.non_finite_since()), (3, None));
+    }
+
+    #[test]
+    fn the_guessed_place_is_the_searched_one() {
+        for steps in [vec![5, 6, 7, 8], vec![5, 7, 9, 30], vec![1, 2, 3, u64::MAX], vec![4], vec![]] {
+            for bound in [0, 1, 4, 5, 6, 7, 8, 9, 10, 29, 30, 31, u64::MAX] {
+                assert_eq!(
+                    lower_bound(&steps, bound),
+                    steps.partition_point(|step| *step < bound),
+                    "{steps:?} {bound}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -91,13 +91,16 @@ impl PanicRecord {
     }
 }
 
-/// The process's panic hook, replaced until dropped.
-pub struct PanicHook;
+type Hook = Box<dyn Fn(&std::panic::PanicHookInfo<'_>) + Send + Sync>;
+
+/// The process's panic hook, replaced until dropped; holds the one before.
+pub struct PanicHook(Option<Hook>);
 
 impl PanicHook {
     /// Panics of the calling thread go to `record`; those of all others become [`Msg::WorkerDied`].
     pub fn install(record: PanicRecord, messages: Sender<Msg>) -> Self {
         let screen: ThreadId = std::thread::current().id();
+        let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let payload = info.payload();
             let text = payload
@@ -117,15 +120,17 @@ impl PanicHook {
                 let _ = messages.send(Msg::WorkerDied { thread, message });
             }
         }));
-        Self
+        Self(Some(before))
     }
 }
 
 impl Drop for PanicHook {
     fn drop(&mut self) {
         // Setting a hook while unwinding would abort.
-        if !std::thread::panicking() {
-            let _ = std::panic::take_hook();
+        if !std::thread::panicking()
+            && let Some(before) = self.0.take()
+        {
+            std::panic::set_hook(before);
         }
     }
 }

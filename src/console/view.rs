@@ -68,7 +68,7 @@ fn full(app: &App, list: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
     let focused = app.pane == Pane::Chart;
     // The second curve of the question is always in view: PSNR beside LPIPS, LPIPS beside everything else.
     let other = if metric == Metric::WristLpips { Metric::WristPsnr } else { Metric::WristLpips };
-    let mut small = vec![other, Metric::Loss, Metric::StepTime, Metric::Memory, Metric::PaddingWaste];
+    let mut small = [other, Metric::Loss, Metric::StepTime, Metric::Memory, Metric::PaddingWaste];
     if wide {
         let [one, two] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(right);
         chart::draw(app, list, metric, focused, one, buffer);

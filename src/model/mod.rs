@@ -3,11 +3,13 @@
 //! Written once over [`crate::ops`]; nothing here knows about devices, optimizers or files.
 
 mod block;
+mod count;
 mod geometry;
 mod parameters;
 mod timestep;
 mod xwam;
 
 pub use block::{Block, Conditioning};
+pub use count::{ParameterCount, Part, count};
 pub use parameters::{Initialiser, ParameterSpec, Parameters, parameter_specs};
 pub use xwam::{XwamInput, XwamModel, XwamOutput};

@@ -27,12 +27,12 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
     for key in [&b",\"loss_video\":"[..], b",\"loss_action\":", b",\"loss_proprio\":", b",\"grad_norm\":", b",\"lr\":"]
     {
         scan.literal(key)?;
-        scan.number()?;
+        scan.skip_number()?;
     }
     scan.literal(b",\"step_ms\":")?;
     let step_ms = scan.float()?;
     scan.literal(b",\"data_ms\":")?;
-    scan.number()?;
+    scan.skip_number()?;
     scan.literal(b",\"padding_waste\":")?;
     let padding_waste = scan.float()?;
     scan.literal(b",\"tokens\":")?;
@@ -47,7 +47,7 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
     scan.integer()?;
     scan.literal(b"}")?;
     if scan.literal(b",\"branch_norm\":").is_some() {
-        scan.number()?;
+        scan.skip_number()?;
     }
     scan.literal(b"}\n")?;
     Some((StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste }, scan.at))
@@ -64,11 +64,24 @@ impl<'b> Scan<'b> {
         (self.bytes.get(self.at..end)? == expected).then(|| self.at = end)
     }
 
+    /// One or more digits. Eight bytes at a time: digits are most of a log.
     fn digits(&mut self) -> Option<()> {
+        const EACH: u64 = 0x0101_0101_0101_0101;
+        let start = self.at;
+        while let Some(eight) = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk::<8>()) {
+            // Digits become 0..=9; adding 0x76 then sets the top bit of everything above. A carry out of a byte only
+            // disturbs later ones, and the first byte that is no digit is all that counts.
+            let values = u64::from_le_bytes(*eight) ^ (0x30 * EACH);
+            let others = (values.wrapping_add(0x76 * EACH) | values) & (0x80 * EACH);
+            if others != 0 {
+                self.at += (others.trailing_zeros() / 8) as usize;
+                return (self.at > start).then_some(());
+            }
+            self.at += 8;
+        }
         let rest = self.bytes.get(self.at..)?;
-        let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        self.at += count;
-        (count > 0).then_some(())
+        self.at += rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        (self.at > start).then_some(())
     }
 
     fn integer(&mut self) -> Option<u64> {
@@ -101,14 +114,27 @@ impl<'b> Scan<'b> {
         self.bytes.get(start..self.at)
     }
 
+    /// A number that is not needed. Only one that is long enough to be out of range is worth the arithmetic.
+    fn skip_number(&mut self) -> Option<()> {
+        let text = self.number()?;
+        let exponent = text.iter().rev().take(4).take_while(|byte| byte.is_ascii_digit()).count();
+        let small = text.len() <= 40 && (exponent <= 2 || !text.iter().any(|byte| matches!(byte, b'e' | b'E')));
+        (small || finite(text).is_some()).then_some(())
+    }
+
     fn float(&mut self) -> Option<f32> {
         let text = self.number()?;
         if text == b"null" {
             return Some(f32::NAN);
         }
         // Through f64, as the general path does, so that both give the same bits.
-        std::str::from_utf8(text).ok()?.parse::<f64>().ok().filter(|value| value.is_finite()).map(|value| value as f32)
+        finite(text).map(|value| value as f32)
     }
+}
+
+/// A JSON number as f64; `None` if it is out of range, which is no number to the general path either.
+fn finite(text: &[u8]) -> Option<f64> {
+    std::str::from_utf8(text).ok()?.parse::<f64>().ok().filter(|value| value.is_finite())
 }
 
 /// Event kinds this program knows; others belong to a newer writer and are no errors.

@@ -6,7 +6,7 @@ use super::super::status;
 use super::{App, Effect, Modal, edit};
 use crate::runlog::{Liveness, RunState, RunView};
 use crossterm::event::{KeyCode, KeyEvent};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tui_input::Input;
 
 /// What may be done to a run.
@@ -73,7 +73,7 @@ impl App {
     /// Opens the question, or says why the deed makes no sense now.
     pub(super) fn ask(&mut self, deed: Deed) {
         if self.read_only {
-            self.say(false, format!("read-only: {} is off (started with --read-only)", deed.word()));
+            self.say(false, format!("read-only: {} is off", deed.word()));
             return;
         }
         let Some(run) = self.selected_run() else {
@@ -155,6 +155,8 @@ impl App {
         let took = run.and_then(|run| run.last_save).map(|save| format!(" (about {})", milliseconds(save.ms)));
         let step = run.and_then(|run| status::progress(run)).map_or(0, |(step, _)| step);
         let saved = run.and_then(|run| run.last_save).map_or(0, |save| save.step);
+        // `<experiment>/runs/<arm>`
+        let experiment = target.directory.parent().and_then(Path::parent).unwrap_or(Path::new(".")).display();
         match confirm.deed {
             Deed::Stop => (
                 format!("Stop {} (pid {}{age}, attempt {})", target.arm, target.pid, target.attempt),
@@ -162,6 +164,7 @@ impl App {
                     format!("Writes a checkpoint at the next step{}, then ends.", took.unwrap_or_default()),
                     save,
                     "R resumes it later; nothing is lost.".to_owned(),
+                    format!("As a command: lbva-tui stop {experiment} --arm {}", target.arm),
                 ],
             ),
             Deed::Kill => (
@@ -170,6 +173,7 @@ impl App {
                     format!("Ends pid {} on {} at once and saves nothing.", target.pid, target.host),
                     save,
                     format!("{} steps since then are lost. S would save first.", thousands(step.saturating_sub(saved))),
+                    format!("As a command: lbva-tui stop {experiment} --arm {} --kill", target.arm),
                     format!("Type {} to kill it:", target.arm),
                 ],
             ),
@@ -178,7 +182,11 @@ impl App {
                 let from = if saved == 0 { "step 0".to_owned() } else { format!("step {}", thousands(saved)) };
                 (
                     format!("{verb} {}", target.arm),
-                    vec![format!("Starts attempt {} on this machine from {from}.", target.attempt + 1), save],
+                    vec![
+                        format!("Starts attempt {} on this machine from {from}.", target.attempt + 1),
+                        save,
+                        format!("As a command: lbva-tui resume {experiment} --arm {}", target.arm),
+                    ],
                 )
             }
         }

@@ -4,7 +4,7 @@ use super::super::app::{App, Arm, Pane};
 use super::super::format::{self, pad, pad_left, thousands};
 use super::super::status;
 use super::super::theme::Role;
-use super::{explain, frame, put};
+use super::{explain, frame, put, wrap};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
@@ -14,43 +14,32 @@ pub fn lines_each(arms: usize, height: u16) -> u16 {
     (height / (arms.max(1) as u16)).clamp(1, 6)
 }
 
-/// The framed list. Scrolls so that the selected arm is in view.
+/// The framed list. Scrolls so that the selected arm is in view; the frame says what is out of view or not drawn.
 pub fn draw(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
-    let drawn = arms.iter().filter(|arm| arm.drawn).count();
-    let right =
-        if arms.is_empty() || drawn == arms.len() { String::new() } else { format!("{drawn} of {} drawn", arms.len()) };
-    let inside = frame(app.theme, "Arms", &right, app.pane == Pane::Arms, area, buffer);
-    list(app, arms, inside, buffer);
-}
-
-/// The list without a frame.
-pub fn list(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
-    if arms.is_empty() {
-        explain(app.theme, &nothing(app), area, buffer);
-        return;
-    }
-    let each = lines_each(arms.len(), area.height);
-    let visible = usize::from((area.height / each).max(1));
+    let height = area.height.saturating_sub(2);
+    let each = lines_each(arms.len(), height);
+    let visible = usize::from((height / each).max(1));
     let selected = arms.iter().position(|arm| arm.selected).unwrap_or(0);
     let first = (selected + 1).saturating_sub(visible).min(arms.len().saturating_sub(visible));
+    let drawn = arms.iter().filter(|arm| arm.drawn).count();
+    let mut facts = Vec::new();
+    if drawn < arms.len() {
+        facts.push(format!("{drawn} of {} drawn", arms.len()));
+    }
+    if visible < arms.len() {
+        facts.push(format!("{}–{} of {}", first + 1, (first + visible).min(arms.len()), arms.len()));
+    }
+    let inside = frame(app.theme, "Arms", &facts.join(" · "), app.pane == Pane::Arms, area, buffer);
+    if arms.is_empty() {
+        explain(app.theme, &nothing(app), inside, buffer);
+        return;
+    }
+    let area = inside;
     let names = arms.iter().map(|arm| format::width(&arm.run.arm)).max().unwrap_or(0);
     for (row, arm) in arms.iter().skip(first).take(visible).enumerate() {
         let y = area.y + row as u16 * each;
         let rows = Rect { y, height: each.min(area.bottom().saturating_sub(y)), ..area };
         entry(app, arm, names, rows, buffer);
-    }
-    let below = arms.len().saturating_sub(first + visible);
-    if below > 0 && area.height > 1 {
-        let text = format!(" {below} more ");
-        let x = area.right().saturating_sub(text.len() as u16);
-        put(
-            buffer,
-            x,
-            area.bottom() - 1,
-            area.right(),
-            &text,
-            app.theme.role(Role::Dim).add_modifier(Modifier::REVERSED),
-        );
     }
 }
 
@@ -92,28 +81,43 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     let name = names.min(rest.saturating_sub(12 + numbers_width)).max(6);
     x = put(buffer, x + 1, y, end, &pad(&arm.run.arm, name), color.add_modifier(strong));
     x = put(buffer, x + 1, y, end, &pad(word, 9), theme.role(role));
+    let mut free_until = end;
     if let Some((steps, share)) = progress {
         let start = end.saturating_sub(numbers_width as u16 - 1).max(x + 1);
         let after = put(buffer, start, y, end, &steps, numbers);
         put(buffer, after + 1, y, end, &share, numbers);
+        free_until = start.saturating_sub(1);
+    }
+    if area.height == 1 {
+        // Room for the reason is left in this line, or nowhere.
+        let why = format::clean(&status::why(arm.run, arm.state, &arm.reason, app.now_ms));
+        let room = usize::from(free_until.saturating_sub(x + 1));
+        if room >= 12 {
+            put(buffer, x + 1, y, free_until, &format::fit(&why, room), theme.role(Role::Dim));
+        }
     }
     let indent = area.x + 3;
-    if area.height >= 2 {
-        let why = status::why(arm.run, arm.state, &arm.reason, app.now_ms);
-        let style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };
-        put(buffer, indent, y + 1, end, &format::fit(&format::clean(&why), usize::from(end - indent.min(end))), style);
+    let room = usize::from(end.saturating_sub(indent));
+    let why = format::clean(&status::why(arm.run, arm.state, &arm.reason, app.now_ms));
+    let why_style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };
+    // How a run ended is worth a second line; how it goes fits into one.
+    let mut lines = if status::is_active(arm.state) { vec![why] } else { wrap(&why, room) };
+    if lines.len() > 2 {
+        lines[1] = lines[1..].join(" ");
+        lines.truncate(2);
     }
-    let dim = app.theme.role(Role::Dim);
-    let room = end.saturating_sub(indent);
-    if area.height >= 3 {
-        let safety = status::safety(arm.run, arm.state, app.now_ms);
-        put(buffer, indent, y + 2, end, &format::fit(&safety, usize::from(room)), dim);
+    let mut lines: Vec<(String, Style)> = lines.into_iter().map(|line| (line, why_style)).collect();
+    let dim = theme.role(Role::Dim);
+    lines.push((status::safety(arm.run, arm.state, app.now_ms), dim));
+    lines.push((format::clean(&status::place(arm.run)), dim));
+    lines.retain(|(text, _)| !text.is_empty());
+    let below = usize::from(area.height.min(5)).saturating_sub(1);
+    let gauge_row = (lines.len() < below).then_some(y + 1 + lines.len() as u16);
+    for (row, (text, style)) in lines.iter().take(below).enumerate() {
+        put(buffer, indent, y + 1 + row as u16, end, &format::fit(text, room), *style);
     }
-    if area.height >= 4 {
-        put(buffer, indent, y + 3, end, &format::fit(&format::clean(&status::place(arm.run)), usize::from(room)), dim);
-    }
-    if area.height >= 5 {
-        gauge(app, arm, (indent, y + 4), room.saturating_sub(1), buffer);
+    if let Some(row) = gauge_row {
+        gauge(app, arm, (indent, row), (room as u16).saturating_sub(1), buffer);
     }
 }
 

@@ -222,7 +222,9 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
     let lines = gather(app, arms, metric, usize::from(inside.width) * 2, Detail::Every);
     let Some(scale) = Scale::of(&lines, app.chart.log_y) else {
         let runs: Vec<_> = arms.iter().filter(|arm| arm.drawn).map(|arm| (arm.run, arm.state)).collect();
-        let text = if !lines.is_empty() {
+        let text = if app.snapshot.is_none() {
+            super::arms::nothing(app)
+        } else if !lines.is_empty() {
             "no positive value for a logarithmic axis: y goes back".to_owned()
         } else if let Some(arm) =
             arms.iter().find(|arm| app.curve(&arm.run.arm, metric).is_some_and(|c| c.non_finite() > 0))

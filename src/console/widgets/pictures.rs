@@ -34,7 +34,9 @@ pub fn draw(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
             let inside = frame(app.theme, "Pictures", "", focused, area, buffer);
             let runs: Vec<_> = arms.iter().map(|arm| (arm.run, arm.state)).collect();
             let validated = arms.iter().any(|arm| arm.selected && !arm.run.validations.is_empty());
-            let text = if validated {
+            let text = if app.snapshot.is_none() {
+                super::arms::nothing(app)
+            } else if validated {
                 "reading the pictures".into()
             } else {
                 status::waits_for(Metric::WristLpips, &runs, app.now_ms)

@@ -36,7 +36,8 @@ pub struct Pen {
 /// A grid of dots over an area of cells.
 pub struct Raster {
     columns: usize,
-    rows: usize,
+    /// Dots across and down.
+    size: (usize, usize),
     ascii: bool,
     cells: Vec<Cell>,
 }
@@ -45,12 +46,13 @@ impl Raster {
     /// No dots yet.
     pub fn new(area: Rect, ascii: bool) -> Self {
         let (columns, rows) = (usize::from(area.width), usize::from(area.height));
-        Self { columns, rows, ascii, cells: vec![Cell::default(); columns * rows] }
+        let size = if ascii { (columns, rows) } else { (columns * 2, rows * 4) };
+        Self { columns, size, ascii, cells: vec![Cell::default(); columns * rows] }
     }
 
     /// Dots across and down.
     pub fn size(&self) -> (usize, usize) {
-        if self.ascii { (self.columns, self.rows) } else { (self.columns * 2, self.rows * 4) }
+        self.size
     }
 
     /// Sets one dot; outside the grid nothing happens.
@@ -111,6 +113,13 @@ impl Raster {
         }
         for pair in points.windows(2) {
             let ((x0, y0), (x1, y1)) = (clamp(pair[0]), clamp(pair[1]));
+            if solid && x0 == x1 {
+                // Dense curves are mostly vertical strokes.
+                for y in y0.min(y1)..=y0.max(y1) {
+                    self.dot(x0, y, pen);
+                }
+                continue;
+            }
             let steps = (x1 - x0).abs().max((y1 - y0).abs()).max(1);
             for step in 0..=steps {
                 if solid || drawn(phase) {

@@ -38,7 +38,7 @@ pub fn panel(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer: &m
         .collect();
     if values.is_empty() {
         let text = match arms {
-            [] => "no arm yet",
+            [] => "comes with the first run",
             _ if metric.is_validation() => "comes with the first validation",
             _ => "comes with the first step",
         };
