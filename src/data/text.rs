@@ -42,7 +42,8 @@ impl TextTable {
                         Error::data("text_missing", format!("no embedding of the prompt \"{prompt}\"")).at(path)
                     })?;
                     if tensor.rank() != 2 || tensor.dim(1)? != model.text_dim {
-                        let what = format!("embedding {:?} where [tokens, {}] is needed", tensor.dims(), model.text_dim);
+                        let what =
+                            format!("embedding {:?} where [tokens, {}] is needed", tensor.dims(), model.text_dim);
                         return Err(Error::refused("text_mismatch", what).at(path));
                     }
                     tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?

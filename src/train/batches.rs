@@ -136,7 +136,8 @@ pub fn build(store: &ClipStore, recipe: &Recipe, step: u64, micro: usize) -> Res
     };
     let (input, targets) = noised(&clean, &noise, &levels, recipe.flow.train_timesteps)?;
     let rows = recipe.model.text_len * clips.len();
-    let used = |(clip, &dropped): (&EncodedClip, &bool)| if dropped { 0 } else { store.text.tokens(&clip.sample.prompt) };
+    let used =
+        |(clip, &dropped): (&EncodedClip, &bool)| if dropped { 0 } else { store.text.tokens(&clip.sample.prompt) };
     let padding_rows = rows - clips.iter().zip(&drop_text).map(used).sum::<usize>();
     Ok(Batch { input, targets, padding_rows })
 }

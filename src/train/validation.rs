@@ -104,7 +104,8 @@ impl Validator {
             };
             let prediction = sample(model, &condition, &recipe.flow, &recipe.validation)?;
             for (index, truth) in batch.iter().enumerate() {
-                let strip = (clips.len() < recipe.validation.strips).then(|| strips.join(format!("{}.png", truth.clip)));
+                let strip =
+                    (clips.len() < recipe.validation.strips).then(|| strips.join(format!("{}.png", truth.clip)));
                 let metrics = self.measure_clip(store, truth, &prediction, &clean.proprio, index, strip.as_deref());
                 clips.push(metrics.map_err(|error| Error {
                     what: format!("validation of {} at step {step}: {}", truth.clip, error.what),

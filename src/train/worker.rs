@@ -19,7 +19,6 @@ use crate::data::{Dataset, TextTable, sha256_hex};
 use crate::model::{Parameters, XwamModel};
 use crate::runlog::{
     Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
-
 };
 use crate::{Error, Exit, Result};
 use candle_core::{Device, Tensor};
@@ -363,9 +362,8 @@ fn optimizer_step(
         tokens += model.layout(&input)?.tokens() * train.batch_size;
         text_rows += recipe.model.text_len * train.batch_size;
         padding_rows += padding;
-        let loss = |output: &_| {
-            losses(output, &targets, recipe.flow.action_loss_weight, recipe.flow.proprio_loss_weight)
-        };
+        let loss =
+            |output: &_| losses(output, &targets, recipe.flow.action_loss_weight, recipe.flow.proprio_loss_weight);
         let (_, losses, gradients) = forward_backward(model, parameters, &input, train.recompute, loss)?;
         sum.add(&gradients, 1.0 / train.accumulate as f32)?;
         for (mean, part) in means.iter_mut().zip([&losses.total, &losses.video, &losses.action, &losses.proprio]) {
@@ -426,8 +424,7 @@ fn save(
     journal.phase(Phase::Saving, 0, 1)?;
     let samples_seen = step * (recipe.train.batch_size * recipe.train.accumulate) as u64;
     let state = TrainerState { step, samples_seen, seed: recipe.train.seed };
-    let saved =
-        store.publish(step, json!({}), |folder| checkpoint::write(folder, parameters, optimizer, &state))?;
+    let saved = store.publish(step, json!({}), |folder| checkpoint::write(folder, parameters, optimizer, &state))?;
     store.prune(recipe.train.keep_last)?;
     let ms = started.elapsed().as_secs_f64() * 1e3;
     journal.emit(Event::Checkpoint { step, bytes: saved.bytes(), ms })
