@@ -12,6 +12,7 @@ pub mod control;
 pub mod data;
 pub mod error;
 pub mod eval;
+pub mod files;
 pub mod model;
 pub mod ops;
 pub mod random;

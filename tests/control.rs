@@ -3,7 +3,7 @@
 use lbva_tui::control::local::{kill, request_stop};
 use lbva_tui::control::machine::State;
 use lbva_tui::control::*;
-use lbva_tui::runlog::atomic::write_file;
+use lbva_tui::files::write_file;
 use lbva_tui::runlog::*;
 use lbva_tui::{Exit, Result};
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! The run directory under everything that happens to files: torn and bad lines, two writers, kills, full disks.
 
-use lbva_tui::runlog::atomic::{create_new, write_file, write_whole};
+use lbva_tui::files::{create_new, write_file, write_whole};
 use lbva_tui::runlog::*;
 use lbva_tui::{Error, Exit};
 use serde_json::json;

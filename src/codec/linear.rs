@@ -1,19 +1,20 @@
 //! The linear codec: two PCA bases with the geometry of the Wan2.2 VAE, so that nothing has to be downloaded.
 //!
 //! A latent cell of the first frame codes its 16x16 patch; one of a later latent frame codes the 16x16 patch of four
-//! frames. Both project on 48 principal directions and divide by the standard deviation of each. The bases are kept
-//! in f16, in memory as on disk, so a codec that was just fitted and one that was loaded are the same codec.
+//! frames. Both project on 48 principal directions, mixed so that each channel carries the same variance, and divide by
+//! its standard deviation. The bases are kept in f16, in memory as on disk, so a codec that was just fitted and one that was loaded are the same codec.
 
 use half::f16;
 use rayon::prelude::*;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use super::principal::{Components, Moments, components};
 use super::{CHANNELS, Extent, LatentCodec, SPACE_STRIDE, TIME_STRIDE};
 use crate::data::{ClipId, Dataset, Progress, sha256_hex};
+use crate::files::{create_folder, write_whole};
 use crate::{Error, Result};
 
 /// Numbers in one frame of a patch: red, green and blue.
@@ -105,7 +106,7 @@ impl LinearCodec {
     }
 
     fn new(first: Basis, group: Basis) -> Self {
-        let mut bytes = b"linear codec 1".to_vec();
+        let mut bytes = b"linear codec 2".to_vec();
         for basis in [&first, &group] {
             bytes.extend(basis.stored_bytes());
             for values in [&basis.mean, &basis.deviation] {
@@ -116,26 +117,16 @@ impl LinearCodec {
         Self { first, group, hash }
     }
 
-    /// Writes the codec whole: a temporary file, flushed, then renamed over `path`.
+    /// Writes the codec whole.
     ///
     /// # Errors
-    /// `write_failed` (exit 74).
+    /// The disk errors of [`crate::files`] (exit 74).
     pub fn save(&self, path: &Path) -> Result<()> {
-        let failed = |error: std::io::Error| {
-            Error::disk("write_failed", format!("the codec cannot be written: {error}")).at(path)
-        };
         let bytes = self.to_bytes()?;
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).map_err(failed)?;
+            create_folder(folder)?;
         }
-        let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
-        let written = std::fs::File::create(&temporary)
-            .and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()))
-            .and_then(|()| std::fs::rename(&temporary, path));
-        written.map_err(|error| {
-            let _ = std::fs::remove_file(&temporary); // it may not exist; the write's own error is the one to tell
-            failed(error)
-        })
+        write_whole(path, &bytes)
     }
 
     fn to_bytes(&self) -> Result<Vec<u8>> {
@@ -316,13 +307,46 @@ impl Sampler {
 
     fn finish(self, iterations: usize, progress: impl Fn(usize)) -> Basis {
         let Components { mean, directions, variances } = components(self.moments, CHANNELS, iterations, progress);
+        let (directions, variance) = mix(&directions, &variances);
         Basis::new(
             self.frames,
             mean.into_iter().map(|value| value as f32).collect(),
             directions.into_iter().map(f16::from_f64).collect(),
-            variances.into_iter().map(|variance| (variance.sqrt() as f32).max(MIN_DEVIATION)).collect(),
+            vec![(variance.sqrt() as f32).max(MIN_DEVIATION); CHANNELS],
         )
     }
+}
+
+/// Turns principal directions into 48 others of the same span, each carrying the same variance (their mean).
+///
+/// Principal coordinates divided by their deviations would weigh a detail that no eye sees like the brightness of the
+/// whole patch, and a loss over them would mostly be about details that nobody can predict. Mixed by an orthogonal
+/// matrix of equal entries and divided by one number, errors in latents are errors in pixels.
+fn mix(directions: &[f64], variances: &[f64]) -> (Vec<f64>, f64) {
+    let dim = directions.len() / CHANNELS;
+    let mut mixed = vec![0.0; directions.len()];
+    for (channel, row) in mixed.chunks_exact_mut(dim).enumerate() {
+        for (component, direction) in directions.chunks_exact(dim).enumerate() {
+            let weight = hadamard(channel, component) / (CHANNELS as f64).sqrt();
+            for (value, direction) in row.iter_mut().zip(direction) {
+                *value += weight * direction;
+            }
+        }
+    }
+    (mixed, variances.iter().sum::<f64>() / CHANNELS as f64)
+}
+
+/// Entry of a Hadamard matrix of order 48: Paley's of order 12 (residues modulo 11), doubled twice by Sylvester.
+fn hadamard(row: usize, column: usize) -> f64 {
+    let paley = |row: usize, column: usize| match (row, column) {
+        (0, _) => 1.0,
+        (_, 0) => -1.0,
+        _ if row == column => 1.0,
+        _ if [1, 3, 4, 5, 9].contains(&((row + 11 - column) % 11)) => 1.0,
+        _ => -1.0,
+    };
+    let sylvester = if ((row / 12) & (column / 12)).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    sylvester * paley(row % 12, column % 12)
 }
 
 /// Where the 16-pixel rows of a patch start in a video [3, T, H, W], in the order colour, frame, row.
@@ -360,4 +384,19 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
         }
     }
     sums.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mixing_matrix_is_orthogonal() {
+        for a in 0..CHANNELS {
+            for b in 0..CHANNELS {
+                let product: f64 = (0..CHANNELS).map(|i| hadamard(a, i) * hadamard(b, i)).sum();
+                assert_eq!(product, if a == b { CHANNELS as f64 } else { 0.0 }, "rows {a} and {b}");
+            }
+        }
+    }
 }

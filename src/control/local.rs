@@ -1,7 +1,7 @@
 //! Processes of this machine: starts workers that outlive whoever started them, and signals only the one that is meant.
 
 use super::machine::{Effect, Event, WorkerRef, WorkerSignal};
-use crate::runlog::atomic::{create_folder, io_error, remove_file, write_whole};
+use crate::files::{create_folder, io_error, remove_file, write_whole};
 use crate::runlog::{
     AttemptRecord, DETACHED_WORKER_VARIABLE, ExperimentRuns, KillRecord, Liveness, RunDir, StopRequest, now_ms,
 };

@@ -64,6 +64,17 @@ impl TextTable {
         Ok(Self { rows, lengths })
     }
 
+    /// SHA-256 over all prompts and embeddings: part of a run's identity.
+    pub fn hash(&self) -> String {
+        let mut bytes = Vec::new();
+        for (prompt, row) in &self.rows {
+            bytes.extend_from_slice(prompt.as_bytes());
+            bytes.push(0);
+            bytes.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        super::sha256_hex(&bytes)
+    }
+
     /// Rows of a prompt that are not padding.
     pub fn tokens(&self, prompt: &str) -> usize {
         self.lengths.get(prompt).copied().unwrap_or(0)

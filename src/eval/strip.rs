@@ -1,7 +1,7 @@
 //! The picture kept of a validated clip: ground truth over prediction, frames side by side.
 
-use super::files::write_whole;
 use super::pictures::{Pictures, read_pair};
+use crate::files::write_whole;
 use crate::{Error, Result};
 use candle_core::Tensor;
 use image::{ImageFormat, RgbImage};
@@ -12,7 +12,7 @@ use std::path::Path;
 /// [0, 1], [T, 3, H, W]. The file appears whole or not at all; its folder must exist.
 ///
 /// # Errors
-/// A dtype other than f32, another shape, a pixel outside [0, 1], unequal sizes; `disk_full`, `not_writable`, `write_failed`.
+/// A dtype other than f32, another shape, a pixel outside [0, 1], unequal sizes; the disk errors of [`crate::files`].
 pub fn write_strip(path: &Path, truth: &Tensor, prediction: &Tensor) -> Result<()> {
     let (truth, prediction) = read_pair(truth, prediction, "strip")?;
     let strip = compose(&truth, &prediction)?;

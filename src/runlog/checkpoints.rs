@@ -3,7 +3,7 @@
 //! A checkpoint `checkpoints/step-00000500/` is complete if its `manifest.json` is valid and every file it lists has the
 //! listed size (and, where asked for, the listed SHA-256). Anything else is skipped with a warning, never loaded.
 
-use super::atomic::{create_folder, io_error, sync_folder, write_whole};
+use crate::files::{create_folder, io_error, sync_folder, write_whole};
 use super::paths::{RunDir, folder_names, parse_step_name, step_name};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};

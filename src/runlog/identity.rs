@@ -1,6 +1,6 @@
 //! A run is bound to what it was started with; a later attempt that differs is refused, every difference named.
 
-use super::atomic::{create_new, io_error};
+use crate::files::{create_new, io_error};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -98,8 +98,13 @@ pub fn check_arm_yaml(path: &Path, text: &str) -> Result<()> {
     refuse_differences("arm_differs", "this run was started with another configuration", path, &recorded, &now)
 }
 
+/// Fields that say where something lies. What lies there is hashed in the identity, so a checkout or a mount that
+/// moved does not make another run.
+const LOCATIONS: [&str; 3] = ["data.dataset", "codec.path", "text.path"];
+
 fn refuse_differences(code: &'static str, what: &str, path: &Path, recorded: &Value, now: &Value) -> Result<()> {
-    let found = differences(recorded, now);
+    let mut found = differences(recorded, now);
+    found.retain(|difference| !LOCATIONS.contains(&difference.field.as_str()));
     if found.is_empty() {
         return Ok(());
     }

@@ -3,7 +3,6 @@
 //! `docs/run-directory.md` describes every file. Trainer and console meet nowhere else.
 
 mod assemble;
-pub mod atomic;
 mod checkpoints;
 mod event;
 mod identity;

@@ -1,6 +1,6 @@
 //! Names of everything in a run directory, in one place: no other module spells a file name of it.
 
-use super::atomic::io_error;
+use crate::files::io_error;
 use crate::Result;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 //! it read everything again. Nothing is ever written here.
 
 use super::assemble::Assembler;
-use super::atomic::io_error;
+use crate::files::io_error;
 use super::checkpoints::{Check, CheckpointStore};
 use super::event::{AttemptStarted, Event, Level, Outcome};
 use super::parse::{Line, any_line, step_line};

@@ -1,6 +1,6 @@
 //! The worker's side of the run directory: one writer a run, one attempt a process.
 
-use super::atomic::{LineFile, create_folder, io_error, remove_file, sync_folder, write_whole};
+use crate::files::{LineFile, create_folder, io_error, remove_file, sync_folder, write_whole};
 use super::checkpoints::CheckpointStore;
 use super::event::{AttemptStarted, ClipMetrics, EVENT_VERSION, Event, EventLine, Level, Outcome};
 use super::identity::{bind_arm_yaml, bind_identity};

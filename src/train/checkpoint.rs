@@ -32,7 +32,7 @@ pub fn write(folder: &Path, parameters: &Parameters, optimizer: &AdamW, state: &
         parameters.iter().map(|(name, variable)| (name.to_owned(), variable.as_tensor().clone())).collect();
     let transformer = folder.join("transformer");
     std::fs::create_dir_all(&transformer)
-        .map_err(|error| crate::runlog::atomic::io_error("cannot make the checkpoint folder", &transformer, &error))?;
+        .map_err(|error| crate::files::io_error("cannot make the checkpoint folder", &transformer, &error))?;
     save(&folder.join(WEIGHTS), &weights)?;
     save(&folder.join(OPTIMIZER), &optimizer.to_tensors(parameters)?)?;
     let text = serde_json::to_vec_pretty(state).map_err(|error| Error::crash(format!("trainer state: {error}")))?;
@@ -62,7 +62,7 @@ fn save(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
 
 fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::write(path, bytes)
-        .map_err(|error| crate::runlog::atomic::io_error("cannot write the checkpoint", path, &error))
+        .map_err(|error| crate::files::io_error("cannot write the checkpoint", path, &error))
 }
 
 fn load(path: &Path) -> Result<BTreeMap<String, Tensor>> {

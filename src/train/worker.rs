@@ -295,11 +295,11 @@ fn identity(
     Ok(json!({
         "experiment": spec.experiment,
         "arm": spec.arm,
-        "configuration": sha256_hex(spec.recipe_text.as_bytes()),
         "data": data,
         "training_clips": sha256_hex(names(clips.dataset.train()).as_bytes()),
         "validation_clips": sha256_hex(names(&measured).as_bytes()),
         "codec": clips.codec.hash(),
+        "text": clips.text.hash(),
         "initial_shared_weights": sha256_hex(&weights),
         "lpips": crate::eval::Lpips::new()?.identity(height, width),
     }))
@@ -320,7 +320,7 @@ fn validate(
     stop: &StopFlag,
 ) -> Result<Option<ValidationEvent>> {
     let strips = journal.writer.run().strips(step);
-    crate::runlog::atomic::create_folder(&strips)?;
+    crate::files::create_folder(&strips)?;
     let run = journal.writer.run().clone();
     let asked = || stop.requested().is_some() || run.stop_request().exists();
     let mut progress = |done, total| journal.phase(Phase::Validating, done, total);
