@@ -43,6 +43,7 @@ pub fn phase_words(run: &RunView, now_ms: u64) -> Option<String> {
     let view = run.phase?;
     let word = match view.phase {
         Phase::LoadingData => "loading data",
+        Phase::FittingCodec if view.total == 0 => "waiting for another process to fit the codec",
         Phase::FittingCodec => "fitting codec",
         Phase::CachingLatents => "caching latents",
         Phase::BuildingModel => "building model",

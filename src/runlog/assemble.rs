@@ -1,13 +1,16 @@
 //! Events in order -> [`RunView`]. No files here: the reader feeds it, tests feed it by hand.
 
-use super::event::{AttemptStarted, Event, EventLine, Level, StepEvent};
+use super::event::{AttemptStarted, Event, EventLine, Level, Phase, StepEvent};
 use super::parse::StepColumns;
+use super::state::{duration, progress};
 use super::view::{AttemptView, LogLine, PhaseView, RunView, SaveView, ValidationPoint};
 
 /// Log lines kept in a view.
 const LOG_LINES: usize = 2000;
 /// A step gets a log line at most this often, so that fast steps leave the log readable.
 const STEP_LOG_INTERVAL_MS: u64 = 1000;
+/// A phase gets a log line when it begins and then at most this often.
+const PHASE_LOG_INTERVAL_MS: u64 = 5000;
 
 /// Builds the view of one run.
 #[derive(Debug, Default)]
@@ -23,6 +26,7 @@ pub(super) struct Assembler {
     /// Step of the newest point that is not superseded.
     newest_step: Option<u64>,
     last_step_log_ms: u64,
+    last_phase_log_ms: u64,
 }
 
 impl Assembler {
@@ -94,7 +98,9 @@ impl Assembler {
                     Some(current) if current.phase == phase => current.since_ms,
                     _ => time_ms,
                 };
-                self.view.phase = Some(PhaseView { phase, done, total, since_ms, time_ms });
+                let view = PhaseView { phase, done, total, since_ms, time_ms };
+                let began = self.view.phase.replace(view).is_none_or(|before| before.phase != phase);
+                self.log_phase(view, began);
             }
             Event::Step(step) => {
                 let columns = StepColumns {
@@ -147,6 +153,28 @@ impl Assembler {
         }
     }
 
+    /// Long work must not look like a hang where only the log is seen. What a line of its own tells when it is over is
+    /// left out: saves, and the batches of a validation.
+    fn log_phase(&mut self, view: PhaseView, began: bool) {
+        let due = match view.phase {
+            Phase::Saving | Phase::Training => false,
+            Phase::Validating => began,
+            _ => began || view.time_ms.saturating_sub(self.last_phase_log_ms) >= PHASE_LOG_INTERVAL_MS,
+        };
+        if !due {
+            return;
+        }
+        self.last_phase_log_ms = view.time_ms;
+        let mut text = progress(view.phase, view.done, view.total);
+        let spent_ms = view.time_ms.saturating_sub(view.since_ms);
+        if spent_ms > 0 && view.done > 0 && view.done < view.total {
+            let per_second = view.done as f64 / spent_ms as f64 * 1000.0;
+            let left_ms = (view.total - view.done) as f64 / per_second * 1000.0;
+            text += &format!(", {per_second:.1}/s, about {} left", duration(left_ms as u64));
+        }
+        self.log(view.time_ms, Level::Info, text);
+    }
+
     /// A complete line that is no event.
     pub fn bad_line(&mut self, file: &str, line: u64, why: &str, content: &[u8]) {
         self.view.bad_lines += 1;
@@ -191,4 +219,39 @@ impl Assembler {
 /// Control characters (escape sequences of a library's output, say) must not reach a terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_phases_are_logged_when_they_begin_and_now_and_then() {
+        let mut assembler = Assembler::default();
+        let mut say = |time_ms: u64, phase, done, total| {
+            let line = EventLine { v: 1, time_ms, event: Event::Phase { phase, done, total } };
+            assembler.event(line, true);
+        };
+        say(1_000, Phase::LoadingData, 0, 1);
+        say(2_000, Phase::FittingCodec, 0, 0);
+        say(2_100, Phase::FittingCodec, 0, 0);
+        for second in 0..12 {
+            say(3_000 + second * 1000, Phase::CachingLatents, second * 20, 720);
+        }
+        say(15_000, Phase::Validating, 0, 16);
+        say(25_000, Phase::Validating, 4, 16);
+        say(30_000, Phase::Saving, 0, 1);
+        let texts: Vec<&str> = assembler.view.log.iter().map(|line| line.text.as_str()).collect();
+        assert_eq!(
+            texts,
+            [
+                "loading data",
+                "waiting for another process to fit the codec",
+                "caching latents 0/720",
+                "caching latents 100/720, 20.0/s, about 31 s left",
+                "caching latents 200/720, 20.0/s, about 26 s left",
+                "validating 0/16",
+            ]
+        );
+    }
 }

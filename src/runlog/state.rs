@@ -214,9 +214,10 @@ impl RunView {
 }
 
 /// `caching latents 312/720`.
-fn progress(phase: Phase, done: u64, total: u64) -> String {
+pub(super) fn progress(phase: Phase, done: u64, total: u64) -> String {
     let words = match phase {
         Phase::LoadingData => "loading data",
+        Phase::FittingCodec if total == 0 => "waiting for another process to fit the codec",
         Phase::FittingCodec => "fitting the codec",
         Phase::CachingLatents => "caching latents",
         Phase::BuildingModel => "building the model",
@@ -234,7 +235,7 @@ fn seconds(ms: f64) -> String {
 }
 
 /// `45 s`, `3 min 12 s`, `7 h 02 min`, `3 d 4 h`.
-fn duration(ms: u64) -> String {
+pub(super) fn duration(ms: u64) -> String {
     let seconds = ms / 1000;
     match seconds {
         0..60 => format!("{seconds} s"),
