@@ -266,6 +266,30 @@ fn datasets_are_described_by_themselves_and_through_a_recipe() {
 }
 
 #[test]
+fn a_fit_reports_how_well_held_out_clips_are_coded() {
+    let folder = TempDir::new().unwrap();
+    let text = fs::read_to_string(Path::new(REPOSITORY).join("configs/xwam_demo.yaml")).unwrap();
+    let tiny = Path::new(REPOSITORY).join("tests/data/robosuite_tiny_v21");
+    let text = text
+        .replace("../experiments/demo/data/robosuite_lift", tiny.to_str().unwrap())
+        .replace("../experiments/demo/codec.safetensors", "codec.safetensors")
+        .replace("[7, 11, 14, 16, 19, 24]", "[3]");
+    let recipe = folder.path().join("recipe.yaml");
+    fs::write(&recipe, text).unwrap();
+    let document = run(&["data", "fit-codec", recipe.to_str().unwrap(), "--json"]).json();
+    let codec = folder.path().join("codec.safetensors");
+    assert_eq!(document["bytes"].as_u64().unwrap(), fs::metadata(&codec).unwrap().len());
+    assert_eq!(document["hash"].as_str().map(str::len), Some(64));
+    assert!(document["measured_clips"].as_u64().unwrap() > 0);
+    let views = document["views"].as_array().unwrap();
+    assert_eq!(views.len(), 3);
+    for view in views {
+        let psnr_db = view["psnr_db"].as_f64().unwrap();
+        assert!((15.0..50.0).contains(&psnr_db), "{view}");
+    }
+}
+
+#[test]
 fn nothing_runs_nothing_stops_and_nothing_resumes() {
     let (_folder, directory) = experiment(|text| text);
     let directory = directory.to_str().unwrap();

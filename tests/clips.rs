@@ -186,11 +186,11 @@ fn the_identity_is_of_contents_and_the_same_for_both_arms() {
     copy(&tiny(), folder.path());
     let config = recipes::data(folder.path(), &[1]);
     let identity =
-        |config, geometry| Dataset::open(config, &recipes::model(geometry)).unwrap().identity(&|_, _| {}).unwrap();
+        |config, geometry| Dataset::open(config, &recipes::model(geometry)).unwrap().identity(&|_, _| Ok(())).unwrap();
     let before = identity(&config, true);
     assert_eq!(before.len(), 64);
     assert_eq!(before, identity(&config, false), "the arms of the ablation have the same data");
-    assert_eq!(before, open(true).identity(&|_, _| {}).unwrap(), "the place of a dataset does not count");
+    assert_eq!(before, open(true).identity(&|_, _| Ok(())).unwrap(), "the place of a dataset does not count");
 
     std::fs::write(folder.path().join("README.md"), "changed").unwrap();
     assert_eq!(before, identity(&config, true));
@@ -207,7 +207,7 @@ fn the_identity_is_of_contents_and_the_same_for_both_arms() {
         // Opened before the change: the identity reads contents, not what was parsed.
         let dataset = Dataset::open(&config, &recipes::model(true)).unwrap();
         std::fs::write(&path, &changed).unwrap();
-        assert_ne!(before, dataset.identity(&|_, _| {}).unwrap(), "{part}");
+        assert_ne!(before, dataset.identity(&|_, _| Ok(())).unwrap(), "{part}");
         std::fs::write(&path, &whole).unwrap();
     }
     let other_split = recipes::data(folder.path(), &[2]);
@@ -238,7 +238,7 @@ fn the_picture_key_changes_with_window_and_file_only() {
 
 #[test]
 fn a_dataset_is_summarised() {
-    let summary = info::summarise(&recipes::data(&tiny(), &[1]), &recipes::model(true), &|_, _| {}).unwrap();
+    let summary = info::summarise(&recipes::data(&tiny(), &[1]), &recipes::model(true), &|_, _| Ok(())).unwrap();
     assert_eq!((summary.dataset.episodes, summary.dataset.frames), (4, 391));
     assert_eq!(summary.dataset.lengths, [71, 111, 134]);
     assert_eq!(summary.dataset.tasks["lift the red cube off the table"], 2);
@@ -248,5 +248,5 @@ fn a_dataset_is_summarised() {
     assert_eq!((summary.validation.episodes, summary.validation.clips), (1, 3));
     assert!(summary.too_short.is_empty());
     let json = serde_json::to_value(&summary).unwrap();
-    assert_eq!(json["identity"].as_str().unwrap(), open(true).identity(&|_, _| {}).unwrap());
+    assert_eq!(json["identity"].as_str().unwrap(), open(true).identity(&|_, _| Ok(())).unwrap());
 }

@@ -3,10 +3,14 @@
 mod recipes;
 
 use lbva_tui::codec::{
-    CHANNELS, Extent, FitSettings, LatentCache, LatentCodec, LinearCodec, decode_view, encode_clip, fit_and_save,
+    self, CHANNELS, Extent, FitSettings, LatentCache, LatentCodec, LinearCodec, decode_view, encode_clip, fit_and_save,
     held_out_quality,
 };
+use lbva_tui::config::CodecConfig;
 use lbva_tui::data::Dataset;
+use lbva_tui::{Error, Exit};
+use std::path::PathBuf;
+use std::sync::Mutex;
 
 const HELD_OUT: [usize; 6] = [7, 11, 14, 16, 19, 24];
 
@@ -79,7 +83,7 @@ fn a_fit_is_the_same_bit_for_bit_whatever_the_threads_and_survives_saving() {
     let settings = FitSettings { clips: 6, wrist_patches: 500, wrist_emphasis: 5, iterations: 2 };
     let fit = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| LinearCodec::fit(&tiny(), settings, &|_, _| {}).unwrap())
+        pool.install(|| LinearCodec::fit(&tiny(), settings, &|_, _| Ok(())).unwrap())
     };
     let (one, three) = (fit(1), fit(3));
     assert_eq!(one, three);
@@ -93,10 +97,93 @@ fn a_fit_is_the_same_bit_for_bit_whatever_the_threads_and_survives_saving() {
     assert_eq!(std::fs::read_dir(a.parent().unwrap()).unwrap().count(), 2, "no temporary file stays");
     assert_ne!(shipped().hash(), one.hash());
 
-    let summary = fit_and_save(&tiny(), settings, &b, &|_, _| {}).unwrap();
+    let summary = fit_and_save(&tiny(), settings, &b, &|_, _| Ok(())).unwrap();
     assert_eq!((summary.hash.as_str(), summary.measured_clips), (one.hash(), 3));
     assert_eq!(summary.bytes, std::fs::metadata(&a).unwrap().len());
     assert_eq!(summary.views, held_out_quality(&one, &tiny()).unwrap());
+}
+
+/// The tiny dataset's codec, as fast as a fit can be, and a file for it that is not there yet.
+const QUICK: FitSettings = FitSettings { clips: 2, wrist_patches: 100, wrist_emphasis: 5, iterations: 1 };
+
+fn linear(folder: &tempfile::TempDir) -> (PathBuf, CodecConfig) {
+    let path = folder.path().join("new/codec.safetensors");
+    (path.clone(), CodecConfig::Linear { path })
+}
+
+#[test]
+fn a_codec_opens_only_with_the_training_clips_it_was_fitted_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, config) = linear(&folder);
+    let codec = LinearCodec::fit(&tiny(), QUICK, &|_, _| Ok(())).unwrap();
+    codec.save(&path).unwrap();
+    assert_eq!(codec::open(&config, &tiny(), &|_, _| Ok(())).unwrap().hash(), codec.hash());
+
+    let root = recipes::repository("tests/data/robosuite_tiny_v21");
+    let open = |data| Dataset::open(&data, &recipes::model(false)).unwrap();
+    let mut denser = recipes::data(&root, &[1]);
+    denser.clip_stride = 8;
+    // Episode 1 trains, and may be held out no longer; other windows; another dataset.
+    for other in [open(recipes::data(&root, &[2])), open(recipes::data(&root, &[1, 2])), open(denser), demo()] {
+        let error = codec::open(&config, &other, &|_, _| Ok(())).err().unwrap();
+        assert_eq!((error.exit.code(), error.code), (78, "codec_of_other_clips"), "{error}");
+        assert!(error.hint.contains("data fit-codec EXPERIMENT") && error.hint.contains("codec.path"), "{error}");
+    }
+    // The demo's file belongs to the demo.
+    let path = recipes::repository("experiments/demo/codec.safetensors");
+    codec::open(&CodecConfig::Linear { path }, &demo(), &|_, _| Ok(())).unwrap();
+}
+
+#[test]
+fn a_process_waits_for_another_that_fits_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, config) = linear(&folder);
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    let lock = std::fs::File::create(path.with_extension("safetensors.lock")).unwrap();
+    lock.try_lock().unwrap();
+    let (waits, waiting) = std::sync::mpsc::channel();
+    let opened = std::thread::scope(|scope| {
+        let open = scope.spawn(|| {
+            let waits = Mutex::new(waits);
+            codec::open(&config, &tiny(), &move |_, total| {
+                if total == 0 {
+                    let _ = waits.lock().unwrap().send(());
+                }
+                Ok(())
+            })
+            .map(|codec| codec.hash().to_owned())
+        });
+        waiting.recv().unwrap();
+        let made = LinearCodec::fit(&tiny(), QUICK, &|_, _| Ok(())).unwrap();
+        made.save(&path).unwrap();
+        drop(lock);
+        (open.join().unwrap().unwrap(), made.hash().to_owned())
+    });
+    assert_eq!(opened.0, opened.1, "the file of the other process was taken, not fitted again");
+}
+
+#[test]
+fn an_error_of_progress_ends_every_long_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, config) = linear(&folder);
+    let stop = |_: u64, _: u64| Err(Error::new(Exit::Stopped, "stopped", "SIGTERM"));
+    let late = |done: u64, total: u64| if done + 1 < total { Ok(()) } else { stop(done, total) };
+    let ends = |result: Result<(), Error>| assert_eq!(result.unwrap_err().code, "stopped");
+    ends(tiny().training_key(&stop).map(drop));
+    ends(tiny().identity(&stop).map(drop));
+    ends(tiny().identity(&late).map(drop));
+    ends(codec::open(&config, &tiny(), &stop).map(drop));
+    let hashed = tiny();
+    hashed.training_key(&|_, _| Ok(())).unwrap();
+    ends(LinearCodec::fit(&hashed, QUICK, &stop).map(drop));
+    ends(LinearCodec::fit(&hashed, QUICK, &late).map(drop));
+    assert!(!path.exists());
+    ends(fit_and_save(&hashed, QUICK, &path, &late).map(drop));
+    assert!(path.exists(), "only the measuring was left");
+
+    let lock = std::fs::File::create(path.with_extension("safetensors.lock")).unwrap();
+    lock.try_lock().unwrap();
+    ends(fit_and_save(&hashed, QUICK, &path, &stop).map(drop));
 }
 
 #[test]
@@ -105,10 +192,16 @@ fn a_broken_codec_file_is_refused() {
     let path = folder.path().join("codec.safetensors");
     assert_eq!(LinearCodec::load(&path).unwrap_err().code, "file_missing");
     let whole = std::fs::read(recipes::repository("experiments/demo/codec.safetensors")).unwrap();
+    let nameless = {
+        let header = 8..8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+        let text = String::from_utf8(whole[header.clone()].to_vec()).unwrap();
+        assert!(text.contains("fitted_to"));
+        [&whole[..8], text.replace("fitted_to", "fitted_by").as_bytes(), &whole[header.end..]].concat()
+    };
     let mut infinite = whole.clone();
     let data = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     infinite[data..data + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
-    for bytes in [&b""[..], b"nonsense that is long enough", &whole[..whole.len() / 2], &infinite] {
+    for bytes in [&b""[..], b"nonsense that is long enough", &whole[..whole.len() / 2], &infinite, &nameless] {
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(LinearCodec::load(&path).unwrap_err().code, "not_openable");
     }
@@ -146,6 +239,6 @@ fn cached_latents_equal_encoded_ones_and_a_torn_entry_is_made_again() {
     // Another window and another codec have entries of their own.
     cache.latents(&dataset, &codec, &dataset.train()[1]).unwrap();
     let other = FitSettings { clips: 2, wrist_patches: 100, wrist_emphasis: 5, iterations: 1 };
-    cache.latents(&dataset, &LinearCodec::fit(&dataset, other, &|_, _| {}).unwrap(), &clip).unwrap();
+    cache.latents(&dataset, &LinearCodec::fit(&dataset, other, &|_, _| Ok(())).unwrap(), &clip).unwrap();
     assert_eq!(entries().len(), 3);
 }

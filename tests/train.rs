@@ -1,21 +1,38 @@
 //! The trainer end to end on four real episodes: determinism, resume, stop, refusal, what is on disk.
 
-use lbva_tui::config::Recipe;
-use lbva_tui::runlog::{Check, CheckpointStore, Event, Outcome, RunDir};
+use lbva_tui::codec::{FitSettings, LinearCodec};
+use lbva_tui::config::{CodecConfig, Recipe};
+use lbva_tui::data::Dataset;
+use lbva_tui::runlog::{Check, CheckpointStore, Event, Outcome, Phase, RunDir};
 use lbva_tui::train::stop::StopFlag;
 use lbva_tui::train::worker::{self, WorkerSpec};
 use lbva_tui::{Exit, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-/// A tiny recipe over tests/data/robosuite_tiny_v21, with the demo's codec.
+/// A codec of the tiny dataset, fitted once a process.
+fn codec_file(recipe: &Recipe) -> PathBuf {
+    static FILE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = FILE.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("codec.safetensors");
+        let dataset = Dataset::open(&recipe.data, &recipe.model).unwrap();
+        let settings = FitSettings { clips: 4, wrist_patches: 500, wrist_emphasis: 5, iterations: 2 };
+        LinearCodec::fit(&dataset, settings, &|_, _| Ok(())).unwrap().save(&path).unwrap();
+        (folder, path)
+    });
+    path.clone()
+}
+
+/// A tiny recipe over tests/data/robosuite_tiny_v21.
 fn recipe(geometry: bool) -> Recipe {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(root.join("configs/xwam_demo.yaml")).unwrap();
     let mut recipe: Recipe = serde_yaml::from_str(&text).unwrap();
     recipe.data.dataset = root.join("tests/data/robosuite_tiny_v21");
     recipe.data.validation_episodes = vec![3];
-    recipe.codec = lbva_tui::config::CodecConfig::Linear { path: root.join("experiments/demo/codec.safetensors") };
+    recipe.codec = CodecConfig::Linear { path: codec_file(&recipe) };
     let model = &mut recipe.model;
     (model.dim, model.ffn_dim, model.num_layers, model.num_heads) = (48, 64, 2, 2);
     model.geometry.layers = vec![0, 1];
@@ -166,4 +183,48 @@ fn diverging_training_fails_loudly_and_keeps_the_last_checkpoint() {
     let outcome = std::fs::read_to_string(folder.path().join("run/outcome.json")).unwrap();
     assert!(outcome.contains("failed"), "{outcome}");
     last_checkpoint(&folder.path().join("run"));
+}
+
+/// Trains and asks to stop at the first event of a phase.
+fn stop_at(phase: Phase, spec: WorkerSpec) -> (Exit, u64, String) {
+    let run = spec.run.clone();
+    let mut ended = None;
+    let exit = worker::run(spec, StopFlag::default(), &mut |event| match event {
+        Event::Phase { phase: at, .. } if *at == phase => {
+            std::fs::create_dir_all(run.stop_request().parent().unwrap()).unwrap();
+            std::fs::write(run.stop_request(), "").unwrap();
+        }
+        Event::AttemptEnded { outcome: Outcome::Stopped, step, reason, .. } => ended = Some((*step, reason.clone())),
+        _ => {}
+    });
+    let (step, reason) = ended.expect("the attempt says that it was stopped");
+    (exit.unwrap(), step, reason)
+}
+
+#[test]
+fn a_stop_is_heard_before_the_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut unfitted = recipe(false);
+    unfitted.codec = CodecConfig::Linear { path: folder.path().join("codec.safetensors") };
+    for (phase, recipe) in [
+        (Phase::LoadingData, &recipe(false)),
+        (Phase::FittingCodec, &unfitted),
+        (Phase::BuildingModel, &recipe(false)),
+        (Phase::Validating, &recipe(false)),
+    ] {
+        let name = format!("{phase:?}");
+        let stopped = stop_at(phase, spec(folder.path(), &name, recipe));
+        let reason = "stopped by stop file before the first step; nothing to save yet, start again";
+        assert_eq!(stopped, (Exit::Stopped, 0, reason.to_owned()), "{name}");
+        let checkpoints = CheckpointStore::new(&RunDir::new(folder.path().join(&name)));
+        assert_eq!(checkpoints.list().unwrap(), [0u64; 0], "{name}");
+        assert!(!folder.path().join("codec.safetensors").exists(), "a fit that was stopped leaves no file");
+    }
+    // Starting again does it all; a stop before new steps leaves the checkpoint that is there.
+    let again = || spec(folder.path(), "LoadingData", &recipe(false));
+    assert_eq!(train(WorkerSpec { stop_after: Some(1), ..again() }).0.unwrap(), Exit::Stopped);
+    let (exit, step, reason) = stop_at(Phase::LoadingData, again());
+    assert_eq!((exit, step), (Exit::Stopped, 1));
+    assert_eq!(reason, "stopped by stop file before a new step; the checkpoint of step 1 stands");
+    assert_eq!(train(again()).0.unwrap(), Exit::Done);
 }

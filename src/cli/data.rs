@@ -2,15 +2,16 @@
 
 use super::arguments::{Data, DataArguments, Global};
 use super::{allow_writing, output};
-use crate::codec::{FitSettings, LatentCodec, LinearCodec};
+use crate::codec::{FitSettings, FitSummary, fit_and_save};
 use crate::config::{self, CodecConfig, Experiment, Recipe};
-use crate::data::Dataset;
 use crate::data::info::{DatasetSummary, RecipeSummary, SideSummary, describe, summarise};
+use crate::data::{Dataset, Progress};
 use crate::words::thousands;
 use crate::{Error, Exit, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::json;
 use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 /// One of the dataset commands.
 pub fn data(arguments: &DataArguments, global: &Global) -> Result<Exit> {
@@ -52,19 +53,14 @@ fn fit_codec(path: &Path, global: &Global) -> Result<Exit> {
         .in_place("codec.kind"));
     };
     let dataset = Dataset::open(&recipe.data, &recipe.model)?;
-    let codec = with_progress("fitting the codec", global, |progress| {
-        LinearCodec::fit(&dataset, FitSettings::default(), progress)
+    with_progress("hashing videos", global, |progress| dataset.training_key(progress))?;
+    let summary = with_progress("fitting the codec", global, |progress| {
+        fit_and_save(&dataset, FitSettings::default(), target, progress)
     })?;
-    codec.save(target)?;
-    let clips = dataset.train().len();
     if global.json {
-        output::document(&json!({"path": target, "hash": codec.hash(), "clips": clips}))?;
+        output::document(&summary)?;
     } else {
-        print(&[
-            ("codec".to_owned(), target.display().to_string()),
-            ("fitted on".to_owned(), format!("{clips} training clips")),
-            ("hash".to_owned(), codec.hash().to_owned()),
-        ])?;
+        print(&fit_rows(&summary))?;
     }
     Ok(Exit::Done)
 }
@@ -78,19 +74,47 @@ fn recipe_of(path: &Path) -> Result<Recipe> {
     Ok(experiment.arm(&experiment.rule.baseline)?.recipe.clone())
 }
 
-/// Shows a bar on stderr while something long goes on; none for scripts or without a terminal.
-fn with_progress<T>(what: &'static str, global: &Global, work: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
-    let target = if global.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let bar = ProgressBar::with_draw_target(None, target).with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len}") {
+/// Shows how far something long has come, on stderr: a bar on a terminal, else a line every few seconds. Nothing for
+/// `--json`, whose readers want the document.
+fn with_progress<T>(what: &'static str, global: &Global, work: impl FnOnce(Progress<'_>) -> Result<T>) -> Result<T> {
+    const LINE_INTERVAL: Duration = Duration::from_secs(5);
+    if global.json {
+        return work(&|_, _| Ok(()));
+    }
+    // Hidden by itself where stderr is no terminal.
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_message(what);
+    if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} {eta}") {
         bar.set_style(style.progress_chars("=> "));
     }
+    let said = Mutex::new(Instant::now());
     let result = work(&|done, total| {
         bar.set_length(total);
         bar.set_position(done);
+        if let Ok(mut said) = said.try_lock()
+            && bar.is_hidden()
+            && said.elapsed() >= LINE_INTERVAL
+        {
+            *said = Instant::now();
+            output::note(match total {
+                0 => format!("{what}: waiting for another process"),
+                _ => format!("{what}: {done} of {total}"),
+            });
+        }
+        Ok(())
     });
     bar.finish_and_clear();
     result
+}
+
+fn fit_rows(summary: &FitSummary) -> Vec<(String, String)> {
+    let mut rows = vec![
+        ("codec".to_owned(), format!("{}, {} bytes", summary.path.display(), thousands(summary.bytes))),
+        ("hash".to_owned(), summary.hash.clone()),
+        ("fitted to".to_owned(), format!("{} training clips", thousands(summary.train_clips as u64))),
+        ("measured on".to_owned(), format!("{} held-out clips", thousands(summary.measured_clips as u64))),
+    ];
+    rows.extend(summary.views.iter().map(|view| ("PSNR".to_owned(), format!("{:.2} dB {}", view.psnr_db, view.view))));
+    rows
 }
 
 fn print(rows: &[(String, String)]) -> Result<()> {
@@ -154,4 +178,34 @@ fn recipe_rows(summary: &RecipeSummary) -> Vec<(String, String)> {
     }
     rows.push(("identity".to_owned(), summary.identity.clone()));
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::ViewQuality;
+
+    #[test]
+    fn a_fit_is_reported_view_by_view() {
+        let view = |view: &str, psnr_db| ViewQuality { view: view.to_owned(), psnr_db };
+        let summary = FitSummary {
+            path: "a/codec.safetensors".into(),
+            hash: "0f".into(),
+            bytes: 388_000,
+            train_clips: 1234,
+            measured_clips: 64,
+            views: vec![view("front", 31.256), view("wrist", 26.9)],
+        };
+        assert_eq!(
+            output::columns(&fit_rows(&summary)),
+            [
+                "codec        a/codec.safetensors, 388,000 bytes",
+                "hash         0f",
+                "fitted to    1,234 training clips",
+                "measured on  64 held-out clips",
+                "PSNR         31.26 dB front",
+                "PSNR         26.90 dB wrist",
+            ]
+        );
+    }
 }

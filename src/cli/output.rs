@@ -42,6 +42,11 @@ pub fn fail(error: &Error, json: bool) {
     }
 }
 
+/// One line on stderr about what goes on.
+pub fn note(text: impl AsRef<str>) {
+    let _ = writeln!(std::io::stderr(), "{}", text.as_ref()); // a closed stderr is no reason to stop
+}
+
 /// One `error:` line on stderr.
 pub fn warn(error: &Error) {
     // Not eprintln!, which panics when stderr is closed.

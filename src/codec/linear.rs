@@ -2,12 +2,14 @@
 //!
 //! A latent cell of the first frame codes its 16x16 patch; one of a later latent frame codes the 16x16 patch of four
 //! frames. Both project on 48 principal directions, mixed so that each channel carries the same variance, and divide by
-//! its standard deviation. The bases are kept in f16, in memory as on disk, so a codec that was just fitted and one that was loaded are the same codec.
+//! its standard deviation. The bases are kept in f16, in memory as on disk, so a codec that was just fitted and one that
+//! was loaded are the same codec. The file also says which training clips it was fitted to.
 
 use half::f16;
 use rayon::prelude::*;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -64,15 +66,21 @@ pub struct LinearCodec {
     first: Basis,
     group: Basis,
     hash: String,
+    /// [`Dataset::training_key`] of the dataset it was fitted to. Not part of the hash: it decides no latent.
+    fitted_to: String,
 }
+
+/// Name of [`LinearCodec::fitted_to`] in the file's metadata.
+const FITTED_TO: &str = "fitted_to";
 
 impl LinearCodec {
     /// Fits both bases to the training clips of a dataset. The same dataset and settings give the same bits, whatever
-    /// the number of threads. `progress` runs over clips, then over iterations.
+    /// the number of threads. `progress` runs over the videos to hash, if any, then over clips and iterations.
     ///
     /// # Errors
-    /// Those of [`Dataset::load`], for the first clip (in order) that cannot be read.
+    /// Those of [`Dataset::load`], for the first clip (in order) that cannot be read; an error of `progress`.
     pub fn fit(dataset: &Dataset, settings: FitSettings, progress: Progress<'_>) -> Result<Self> {
+        let fitted_to = dataset.training_key(progress)?;
         let clips = spread(dataset.train(), settings.clips);
         let (height, width) = dataset.picture_size();
         let extent = Extent { frames: dataset.config().frames, height, width };
@@ -96,16 +104,21 @@ impl LinearCodec {
                     }
                 }
                 done += 1;
-                progress(done, steps);
+                progress(done, steps)?;
             }
         }
-        let first = first.finish(settings.iterations, |iteration| progress(done + iteration as u64, steps));
+        let first = first.finish(settings.iterations, |iteration| progress(done + iteration as u64, steps))?;
         done += settings.iterations as u64;
-        let group = group.finish(settings.iterations, |iteration| progress(done + iteration as u64, steps));
-        Ok(Self::new(first, group))
+        let group = group.finish(settings.iterations, |iteration| progress(done + iteration as u64, steps))?;
+        Ok(Self::new(first, group, fitted_to))
     }
 
-    fn new(first: Basis, group: Basis) -> Self {
+    /// [`Dataset::training_key`] of the dataset that the codec was fitted to.
+    pub fn fitted_to(&self) -> &str {
+        &self.fitted_to
+    }
+
+    fn new(first: Basis, group: Basis, fitted_to: String) -> Self {
         let mut bytes = b"linear codec 2".to_vec();
         for basis in [&first, &group] {
             bytes.extend(basis.stored_bytes());
@@ -114,7 +127,7 @@ impl LinearCodec {
             }
         }
         let hash = sha256_hex(&bytes);
-        Self { first, group, hash }
+        Self { first, group, hash, fitted_to }
     }
 
     /// Writes the codec whole.
@@ -143,7 +156,9 @@ impl LinearCodec {
             .iter()
             .map(|(name, dtype, shape, data)| Ok((name, TensorView::new(*dtype, shape.clone(), data).map_err(crash)?)))
             .collect::<Result<Vec<_>>>()?;
-        safetensors::serialize(views, None).map_err(crash)
+        // One entry: the order of several would change from run to run.
+        let metadata = HashMap::from([(FITTED_TO.to_owned(), self.fitted_to.clone())]);
+        safetensors::serialize(views, Some(metadata)).map_err(crash)
     }
 
     /// Reads a codec that [`LinearCodec::save`] wrote.
@@ -166,6 +181,9 @@ impl LinearCodec {
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
+        let fitted_to = header.metadata().as_ref().and_then(|metadata| metadata.get(FITTED_TO));
+        let fitted_to = fitted_to.ok_or("it does not say what it was fitted to")?.clone();
         let basis = |name: &str, frames: usize| -> Result<Basis, String> {
             let dim = frames * FRAME_VALUES;
             let get = |part: &str, dtype: Dtype, shape: &[usize]| {
@@ -192,7 +210,7 @@ impl LinearCodec {
             }
             Ok(basis)
         };
-        Ok(Self::new(basis("first", 1)?, basis("group", TIME_STRIDE)?))
+        Ok(Self::new(basis("first", 1)?, basis("group", TIME_STRIDE)?, fitted_to))
     }
 
     fn basis(&self, time: usize) -> &Basis {
@@ -305,15 +323,15 @@ impl Sampler {
         self.moments.add(&patches);
     }
 
-    fn finish(self, iterations: usize, progress: impl Fn(usize)) -> Basis {
-        let Components { mean, directions, variances } = components(self.moments, CHANNELS, iterations, progress);
+    fn finish(self, iterations: usize, progress: impl Fn(usize) -> Result<()>) -> Result<Basis> {
+        let Components { mean, directions, variances } = components(self.moments, CHANNELS, iterations, progress)?;
         let (directions, variance) = mix(&directions, &variances);
-        Basis::new(
+        Ok(Basis::new(
             self.frames,
             mean.into_iter().map(|value| value as f32).collect(),
             directions.into_iter().map(f16::from_f64).collect(),
             vec![(variance.sqrt() as f32).max(MIN_DEVIATION); CHANNELS],
-        )
+        ))
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod cache;
 mod linear;
+mod lock;
 mod principal;
 mod quality;
 
@@ -13,6 +14,7 @@ pub use linear::{FitSettings, LinearCodec};
 pub use quality::{FitSummary, ViewQuality, fit_and_save, held_out_quality};
 
 use rayon::prelude::*;
+use std::path::Path;
 
 use crate::config::CodecConfig;
 use crate::data::{ClipSample, Dataset, Progress};
@@ -82,26 +84,52 @@ pub trait LatentCodec: Send + Sync {
     fn hash(&self) -> &str;
 }
 
-/// Opens the codec of a recipe; a linear codec that is not there yet is fitted to the dataset and saved.
+/// Opens the codec of a recipe; a linear codec that is not there yet is fitted to the dataset and saved, by one process
+/// while others that need it wait.
 ///
 /// # Errors
-/// Those of [`LinearCodec::load`] and [`LinearCodec::fit`]; `codec_unavailable` for the Wan VAE.
+/// Those of [`LinearCodec::load`] and [`LinearCodec::fit`]; `codec_of_other_clips` (exit 78) for a file that was fitted
+/// to other training clips: it may have seen what is held out now. `codec_unavailable` for the Wan VAE.
 pub fn open(config: &CodecConfig, dataset: &Dataset, progress: Progress<'_>) -> Result<Box<dyn LatentCodec>> {
     match config {
-        CodecConfig::Linear { path } => match LinearCodec::load(path) {
-            Err(error) if error.code == "file_missing" => {
-                let codec = LinearCodec::fit(dataset, FitSettings::default(), progress)?;
-                codec.save(path)?;
-                Ok(Box::new(codec))
+        CodecConfig::Linear { path } => {
+            let codec = match load_if_there(path)? {
+                Some(codec) => codec,
+                None => fit_once(path, dataset, progress)?,
+            };
+            if codec.fitted_to() != dataset.training_key(progress)? {
+                return Err(Error::refused("codec_of_other_clips", "the codec was fitted to other training clips")
+                    .at(path)
+                    .hint(
+                        "fit it to these with `lbva-tui data fit-codec EXPERIMENT`, or name another file in codec.path",
+                    ));
             }
-            loaded => Ok(Box::new(loaded?)),
-        },
+            Ok(Box::new(codec))
+        }
         CodecConfig::WanVae { path } => {
             Err(Error::refused("codec_unavailable", "the Wan2.2 VAE cannot be run by this version")
                 .at(path)
                 .hint("set codec.kind to linear"))
         }
     }
+}
+
+fn load_if_there(path: &Path) -> Result<Option<LinearCodec>> {
+    match LinearCodec::load(path) {
+        Err(error) if error.code == "file_missing" => Ok(None),
+        loaded => loaded.map(Some),
+    }
+}
+
+fn fit_once(path: &Path, dataset: &Dataset, progress: Progress<'_>) -> Result<LinearCodec> {
+    let _lock = lock::acquire(path, progress)?;
+    // Whoever held the lock has probably made it.
+    if let Some(codec) = load_if_there(path)? {
+        return Ok(codec);
+    }
+    let codec = LinearCodec::fit(dataset, FitSettings::default(), progress)?;
+    codec.save(path)?;
+    Ok(codec)
 }
 
 /// All views of a clip -> latents [48, T', V, h, w], the order in which the model takes them.

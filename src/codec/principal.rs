@@ -5,6 +5,8 @@
 
 use rayon::prelude::*;
 
+use crate::Result;
+
 /// Columns of a packed panel, and rows of a tile of the moment matrix.
 const PANEL: usize = 8;
 /// Vectors summed in f32 before they enter the f64 sum.
@@ -120,8 +122,13 @@ pub(super) struct Components {
     pub variances: Vec<f64>,
 }
 
-/// The `count` leading components; `progress` is told each iteration.
-pub(super) fn components(moments: Moments, count: usize, iterations: usize, progress: impl Fn(usize)) -> Components {
+/// The `count` leading components; `progress` is told each iteration, and ends the search with its error.
+pub(super) fn components(
+    moments: Moments,
+    count: usize,
+    iterations: usize,
+    progress: impl Fn(usize) -> Result<()>,
+) -> Result<Components> {
     let dim = moments.dim;
     let (mean, covariance) = moments.covariance();
     let width = (count + EXTRA).min(dim);
@@ -130,7 +137,7 @@ pub(super) fn components(moments: Moments, count: usize, iterations: usize, prog
     for iteration in 0..iterations {
         basis = multiply(&covariance, &basis, dim, width);
         orthonormalise(&mut basis, dim, width);
-        progress(iteration + 1);
+        progress(iteration + 1)?;
     }
     // Rayleigh-Ritz: the eigenvectors within the subspace that was found.
     let image = multiply(&covariance, &basis, dim, width);
@@ -158,7 +165,7 @@ pub(super) fn components(moments: Moments, count: usize, iterations: usize, prog
         let sign = if largest < 0.0 { -1.0 } else { 1.0 };
         directions.extend(direction.into_iter().map(|value| sign * value));
     }
-    Components { mean, directions, variances: order.iter().map(|index| values[*index].max(0.0)).collect() }
+    Ok(Components { mean, directions, variances: order.iter().map(|index| values[*index].max(0.0)).collect() })
 }
 
 /// [dim, width] of a fixed pseudo-random pattern (splitmix64): any start that is not orthogonal to the answer serves.
@@ -308,7 +315,7 @@ mod tests {
         let (vectors, directions) = vectors(dim, count);
         let mut moments = Moments::new(dim);
         moments.add(&vectors);
-        let found = components(moments, 3, 20, |_| {});
+        let found = components(moments, 3, 20, |_| Ok(())).unwrap();
         for (index, expected) in [9.0, 4.0, 1.0].into_iter().enumerate() {
             let variance = found.variances[index];
             assert!((variance / expected - 1.0).abs() < 0.05, "variance {variance}, expected {expected}");
@@ -343,7 +350,7 @@ mod tests {
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
                 let mut moments = Moments::new(64);
                 moments.add(&vectors);
-                components(moments, 8, 5, |_| {}).directions
+                components(moments, 8, 5, |_| Ok(())).unwrap().directions
             })
         };
         let one: Vec<u64> = run(1).iter().map(|value| value.to_bits()).collect();

@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Extent, FitSettings, LatentCodec, LinearCodec};
 use crate::Result;
@@ -34,26 +35,35 @@ pub struct ViewQuality {
     pub psnr_db: f64,
 }
 
-/// Fits the linear codec to a dataset, saves it and measures it on held-out clips.
+/// Fits the linear codec to a dataset, saves it and measures it on held-out clips; waits while another process fits it.
 ///
 /// # Errors
-/// Those of [`LinearCodec::fit`], [`LinearCodec::save`] and [`Dataset::load`].
+/// Those of [`LinearCodec::fit`], [`LinearCodec::save`] and [`Dataset::load`]; an error of `progress`.
 pub fn fit_and_save(
     dataset: &Dataset,
     settings: FitSettings,
     path: &Path,
     progress: Progress<'_>,
 ) -> Result<FitSummary> {
-    let codec = LinearCodec::fit(dataset, settings, progress)?;
-    codec.save(path)?;
+    let _lock = super::lock::acquire(path, progress)?;
     let clips = held_out(dataset);
+    let measured = clips.len() as u64;
+    // Fitting and measuring are one bar.
+    let fitted = AtomicU64::new(0);
+    let codec = LinearCodec::fit(dataset, settings, &|done, total| {
+        fitted.store(total, Ordering::Relaxed);
+        progress(done, total + measured)
+    })?;
+    codec.save(path)?;
+    let fitted = fitted.into_inner();
+    let views = measure(&codec, dataset, &clips, &|done, total| progress(fitted + done, fitted + total))?;
     Ok(FitSummary {
         path: path.to_owned(),
         hash: codec.hash().to_owned(),
         bytes: std::fs::metadata(path).map_or(0, |metadata| metadata.len()),
         train_clips: dataset.train().len(),
         measured_clips: clips.len(),
-        views: measure(&codec, dataset, &clips)?,
+        views,
     })
 }
 
@@ -62,17 +72,24 @@ pub fn fit_and_save(
 /// # Errors
 /// Those of [`Dataset::load`] and of the codec.
 pub fn held_out_quality(codec: &dyn LatentCodec, dataset: &Dataset) -> Result<Vec<ViewQuality>> {
-    measure(codec, dataset, &held_out(dataset))
+    measure(codec, dataset, &held_out(dataset), &|_, _| Ok(()))
 }
 
 fn held_out(dataset: &Dataset) -> Vec<ClipId> {
     super::linear::spread(dataset.validation(), MAX_CLIPS)
 }
 
-fn measure(codec: &dyn LatentCodec, dataset: &Dataset, clips: &[ClipId]) -> Result<Vec<ViewQuality>> {
+fn measure(
+    codec: &dyn LatentCodec,
+    dataset: &Dataset,
+    clips: &[ClipId],
+    progress: Progress<'_>,
+) -> Result<Vec<ViewQuality>> {
+    let (begun, total) = (AtomicU64::new(0), clips.len() as u64);
     let measured: Vec<Result<Vec<f64>>> = clips
         .par_iter()
         .map(|clip| {
+            progress(begun.fetch_add(1, Ordering::Relaxed), total)?;
             let sample = dataset.load(clip)?;
             (0..sample.frames.len()).map(|view| view_psnr(codec, &sample, view)).collect()
         })

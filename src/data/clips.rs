@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Progress;
 use super::geometry::GeometryCache;
@@ -316,6 +317,33 @@ impl Dataset {
         Ok(identity::sha256_hex(format!("{videos} {window:?}").as_bytes()))
     }
 
+    /// SHA-256 over the training clips and all that their pictures depend on. Whatever was fitted to the training
+    /// pictures of one dataset is fitted to those of another exactly if both have the same key.
+    ///
+    /// `progress` runs over the training episodes whose videos were not hashed yet.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::picture_key`]; an error of `progress`.
+    pub fn training_key(&self, progress: Progress<'_>) -> Result<String> {
+        let mut firsts: Vec<&ClipId> = self.train.iter().collect();
+        firsts.dedup_by_key(|clip| clip.episode);
+        firsts.retain(|clip| self.episode(clip.episode).is_some_and(|episode| episode.videos.get().is_none()));
+        let begun = AtomicU64::new(0);
+        let hashed: Vec<Result<()>> = firsts
+            .par_iter()
+            .map(|clip| {
+                progress(begun.fetch_add(1, Ordering::Relaxed), firsts.len() as u64)?;
+                self.picture_key(clip).map(drop)
+            })
+            .collect();
+        hashed.into_iter().collect::<Result<()>>()?;
+        let mut records = "training pictures 1\n".to_owned();
+        for clip in &self.train {
+            records.push_str(&format!("{clip} {}\n", self.picture_key(clip)?));
+        }
+        Ok(identity::sha256_hex(records.as_bytes()))
+    }
+
     fn videos_hash(&self, episode: usize) -> Result<&str> {
         let episode = self.episode(episode).ok_or_else(|| self.unknown_clip())?;
         if let Some(hash) = episode.videos.get() {
@@ -326,7 +354,7 @@ impl Dataset {
             let path = self.metadata.video_file(view, episode.index)?;
             parts.push(Part { name: String::new(), path, optional: false });
         }
-        let hash = identity::hash("", &parts, &|_, _| {})?;
+        let hash = identity::hash("", &parts, &|_, _| Ok(()))?;
         Ok(episode.videos.get_or_init(|| hash))
     }
 

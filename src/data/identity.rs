@@ -24,19 +24,18 @@ pub(super) struct Part {
 /// Hashes `records` and the contents of the parts, in their order.
 ///
 /// # Errors
-/// `file_missing` or `not_openable` with the first part (in order) that cannot be read.
+/// `file_missing` or `not_openable` with the first part (in order) that cannot be read; an error of `progress`.
 pub(super) fn hash(records: &str, parts: &[Part], progress: Progress<'_>) -> Result<String> {
     let total = parts.len() as u64;
-    let done = AtomicU64::new(0);
+    let begun = AtomicU64::new(0);
     let contents: Vec<Result<String>> = parts
         .par_iter()
         .map(|part| {
-            let content = match sha256_file(&part.path) {
+            progress(begun.fetch_add(1, Ordering::Relaxed), total)?;
+            match sha256_file(&part.path) {
                 Err(error) if part.optional && error.code == "file_missing" => Ok("absent".to_owned()),
                 other => other,
-            };
-            progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
-            content
+            }
         })
         .collect();
     let mut hasher = Sha256::new();
@@ -44,6 +43,7 @@ pub(super) fn hash(records: &str, parts: &[Part], progress: Progress<'_>) -> Res
     for (part, content) in parts.iter().zip(contents) {
         hasher.update(format!("{}\t{}\n", part.name, content?));
     }
+    progress(total, total)?;
     Ok(hex(&hasher.finalize()))
 }
 

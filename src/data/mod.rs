@@ -19,5 +19,6 @@ pub use identity::sha256_hex;
 pub use statistics::{Range, Statistics};
 pub use text::TextTable;
 
-/// Called with (done, total) while something long goes on; from any thread.
-pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+/// Called with (done, total) while something long goes on; from any thread. A total of 0 says that the work waits for
+/// another process. An error ends the work with that error: this is how a stop is heard in the middle of it.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) -> crate::Result<()> + Sync);

@@ -22,10 +22,14 @@ use crate::runlog::{
 };
 use crate::{Error, Exit, Result};
 use candle_core::{Device, Tensor};
+use crossbeam_channel::RecvTimeoutError;
 use serde_json::json;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Between two reports of progress, and between two looks for a stop meanwhile.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What to train and where.
 #[derive(Clone, Debug)]
@@ -86,9 +90,24 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
         }
         train(&spec, &stop, &mut journal, latest.checkpoint, &mut step)
     })();
+    // A stop that was heard before there was anything to save.
+    let result = match result {
+        Err(error) if error.exit == Exit::Stopped => {
+            journal.emit(Event::StopRequested { by: error.what.clone() }).map(|()| Ended::StoppedEarly(error.what))
+        }
+        other => other,
+    };
     let (outcome, exit, reason) = match &result {
         Ok(Ended::Finished) => (Outcome::Finished, Exit::Done, format!("all {} steps done", recipe.train.steps)),
         Ok(Ended::Stopped(by)) => (Outcome::Stopped, Exit::Stopped, format!("stopped by {by} with a checkpoint")),
+        Ok(Ended::StoppedEarly(by)) if start_step == 0 => {
+            let reason = format!("stopped by {by} before the first step; nothing to save yet, start again");
+            (Outcome::Stopped, Exit::Stopped, reason)
+        }
+        Ok(Ended::StoppedEarly(by)) => {
+            let reason = format!("stopped by {by} before a new step; the checkpoint of step {start_step} stands");
+            (Outcome::Stopped, Exit::Stopped, reason)
+        }
         Err(error) => (Outcome::Failed, error.exit, error.to_string()),
     };
     let recorded = journal.writer.finish(outcome, step, exit, &reason);
@@ -102,6 +121,8 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
 enum Ended {
     Finished,
     Stopped(String),
+    /// While the work was prepared: there is no new step, and nothing was saved.
+    StoppedEarly(String),
 }
 
 /// Records events and passes them on.
@@ -130,6 +151,16 @@ impl Journal<'_> {
         let by_file = || self.writer.stop_requested().map(|request| request.by);
         stop.requested().map(str::to_owned).or_else(by_file)
     }
+
+    /// The error that ends preparations once somebody asked to stop.
+    fn go_on(&self, stop: &StopFlag) -> Result<()> {
+        self.stop_requested(stop).map_or(Ok(()), |by| Err(stopped_early(&by)))
+    }
+}
+
+/// `what` is who asked.
+fn stopped_early(by: &str) -> Error {
+    Error::new(Exit::Stopped, "stopped", by)
 }
 
 fn train(
@@ -140,11 +171,11 @@ fn train(
     completed: &mut u64,
 ) -> Result<Ended> {
     let recipe = &spec.recipe;
-    let clips = Arc::new(open_clips(spec, journal)?);
+    let clips = Arc::new(open_clips(spec, stop, journal)?);
 
     journal.phase(Phase::BuildingModel, 0, 1)?;
     let initial = Parameters::initialise(&recipe.model, recipe.train.seed, &Device::Cpu)?;
-    let identity = identity(spec, &clips, &initial, journal)?;
+    let identity = identity(spec, stop, &clips, &initial, journal)?;
     journal.writer.bind_identity(&identity)?;
     let (parameters, mut optimizer) = match &from {
         None => {
@@ -163,9 +194,10 @@ fn train(
     if let Some(by) = fill_cache(spec, stop, journal, &clips)? {
         return stopped(by, journal, recipe, &parameters, &optimizer, *completed);
     }
-    let total = recipe.validation.clips.min(clips.dataset.validation().len()) as u64;
-    journal.phase(Phase::Validating, 0, total)?;
-    let validator = Validator::new(&clips, recipe, &mut |_, _| Ok(()))?;
+    let validator = Validator::new(&clips, recipe, &mut |done, total| {
+        journal.go_on(stop)?;
+        journal.phase(Phase::Validating, done, total)
+    })?;
 
     let mut loader = None;
     loop {
@@ -205,37 +237,54 @@ fn train(
 }
 
 /// Dataset, codec, text and cache, with their progress in the log.
-fn open_clips(spec: &WorkerSpec, journal: &mut Journal<'_>) -> Result<ClipStore> {
+fn open_clips(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<ClipStore> {
     let recipe = &spec.recipe;
     journal.phase(Phase::LoadingData, 0, 1)?;
     let dataset = Dataset::open(&recipe.data, &recipe.model)?;
     let text = TextTable::new(&recipe.text, &recipe.model, &dataset.prompts())?;
-    let codec = with_progress(journal, Phase::FittingCodec, |progress| codec::open(&recipe.codec, &dataset, progress))?;
+    // The codec asks for this key, which the dataset remembers in its parts: hashing shows under its own name.
+    with_progress(journal, stop, Phase::LoadingData, |progress| dataset.training_key(progress))?;
+    let codec =
+        with_progress(journal, stop, Phase::FittingCodec, |progress| codec::open(&recipe.codec, &dataset, progress))?;
     let (height, width) = dataset.picture_size();
     let extent = Extent { frames: recipe.data.frames, height, width }.latent()?;
     let cache = LatentCache::open(&spec.cache)?;
     Ok(ClipStore { dataset, codec, cache, text, extent })
 }
 
-/// Runs `work` on another thread and records its progress from this one, at most a few times a second.
+/// Runs `work` on another thread and records its progress from this one, at most a few times a second. A stop ends the
+/// work at its next word of progress, with [`stopped_early`].
 fn with_progress<T: Send>(
     journal: &mut Journal<'_>,
+    stop: &StopFlag,
     phase: Phase,
     work: impl FnOnce(crate::data::Progress<'_>) -> Result<T> + Send,
 ) -> Result<T> {
+    journal.go_on(stop)?;
     let (sender, receiver) = crossbeam_channel::bounded::<(u64, u64)>(1);
+    let ended = OnceLock::<Error>::new();
     std::thread::scope(|scope| {
+        let ended = &ended;
         let task = scope.spawn(move || {
             work(&|done, total| {
                 // A full channel means that the reader has news enough.
                 let _ = sender.try_send((done, total));
+                ended.get().map_or(Ok(()), |error| Err(error.clone()))
             })
         });
-        let mut last = Instant::now();
-        for (done, total) in receiver {
-            if last.elapsed().as_millis() >= 200 || done == total {
-                journal.phase(phase, done, total)?;
-                last = Instant::now();
+        let mut last: Option<Instant> = None;
+        loop {
+            let news = receiver.recv_timeout(PROGRESS_INTERVAL);
+            if let Err(RecvTimeoutError::Disconnected) = news {
+                break;
+            }
+            let mut heard = journal.go_on(stop);
+            if let (Ok((done, total)), true) = (news, last.is_none_or(|last| last.elapsed() >= PROGRESS_INTERVAL)) {
+                heard = heard.and(journal.phase(phase, done, total));
+                last = Some(Instant::now());
+            }
+            if let Err(error) = heard {
+                let _ = ended.set(error); // the first error is the one to tell
             }
         }
         task.join().unwrap_or_else(|_| Err(Error::crash("a worker thread panicked; its message stands above")))
@@ -252,6 +301,10 @@ fn fill_cache(
     let measured = validation_clips(clips.dataset.validation(), spec.recipe.validation.clips);
     let mut missing = Vec::new();
     for clip in measured.iter().chain(clips.dataset.train()) {
+        // The first look at a clip of an episode hashes its videos.
+        if let Some(by) = journal.stop_requested(stop) {
+            return Ok(Some(by));
+        }
         if !clips.is_cached(clip)? {
             missing.push(*clip);
         }
@@ -278,11 +331,12 @@ fn fill_cache(
 /// Everything a later attempt must share with this run.
 fn identity(
     spec: &WorkerSpec,
+    stop: &StopFlag,
     clips: &ClipStore,
     initial: &Parameters,
     journal: &mut Journal<'_>,
 ) -> Result<serde_json::Value> {
-    let data = with_progress(journal, Phase::LoadingData, |progress| clips.dataset.identity(progress))?;
+    let data = with_progress(journal, stop, Phase::LoadingData, |progress| clips.dataset.identity(progress))?;
     let names = |list: &[crate::data::ClipId]| list.iter().map(|clip| format!("{clip}\n")).collect::<String>();
     let measured = validation_clips(clips.dataset.validation(), spec.recipe.validation.clips);
     let (height, width) = clips.dataset.picture_size();
