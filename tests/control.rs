@@ -99,7 +99,6 @@ fn work(run: RunDir, mode: &str) -> Result<Exit> {
             command_line: vec![],
             code_version: "test".to_owned(),
             arm_yaml: "a: 1\n".to_owned(),
-            identity: json!({"a": 1}),
         },
     )?;
     if std::env::var_os(DETACHED_WORKER_VARIABLE).is_some() {

@@ -5,7 +5,6 @@
 //! it read everything again. Nothing is ever written here.
 
 use super::assemble::Assembler;
-use crate::files::io_error;
 use super::checkpoints::{Check, CheckpointStore};
 use super::event::{AttemptStarted, Event, Level, Outcome};
 use super::parse::{Line, any_line, step_line};
@@ -14,6 +13,7 @@ use super::process::ProcessIdentity;
 use super::view::{Liveness, OutcomeView, RunView, SaveView};
 use super::writer::{AttemptRecord, KillRecord, OutcomeRecord};
 use crate::Result;
+use crate::files::io_error;
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use std::fs::{File, Metadata};

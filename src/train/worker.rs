@@ -54,7 +54,8 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
     let lock = RunLock::acquire(spec.run.clone())?;
     let store = crate::runlog::CheckpointStore::new(&spec.run);
     let latest = store.latest_complete(Check::Hashes)?;
-    let start_step = latest.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let resumed_from = latest.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+    let start_step = resumed_from.unwrap_or(0);
     let recipe = &spec.recipe;
     let writer = RunWriter::begin_locked(
         lock,
@@ -78,6 +79,7 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
     if spec.detached {
         writer.capture_output()?;
     }
+    store.set_aside_newer_than(resumed_from)?;
     let mut journal = Journal { writer, observe };
     let mut step = start_step;
     let result = (|| {
@@ -321,8 +323,8 @@ fn validate(
 ) -> Result<Option<ValidationEvent>> {
     let strips = journal.writer.run().strips(step);
     crate::files::create_folder(&strips)?;
-    let run = journal.writer.run().clone();
-    let asked = || stop.requested().is_some() || run.stop_request().exists();
+    let watch = journal.writer.stop_watch();
+    let asked = || stop.requested().is_some() || watch.requested().is_some();
     let mut progress = |done, total| journal.phase(Phase::Validating, done, total);
     match validator.measure(clips, model, recipe, step, &strips, &mut progress, &asked)? {
         Point::Complete { clips, mean } => {
