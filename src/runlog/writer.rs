@@ -286,6 +286,18 @@ impl RunWriter {
         write_whole(&self.run().validation_metrics(step), text.as_bytes())
     }
 
+    /// The clips of a validation point, if it is complete.
+    pub fn read_clip_metrics(&self, step: u64) -> Result<Option<Vec<ClipMetrics>>> {
+        let path = self.run().validation_metrics(step);
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|error| io_error("cannot read the validation point", &path, &error))?,
+        };
+        let clips = text.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>();
+        // Written whole, so a damaged one is no trace of a kill; measuring it anew replaces it.
+        Ok(clips.ok())
+    }
+
     /// A stop request for this attempt, if one lies in `control/`.
     pub fn stop_requested(&self) -> Option<StopRequest> {
         self.stop_watch().requested()
