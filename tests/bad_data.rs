@@ -2,7 +2,7 @@
 
 mod recipes;
 
-use lbva_tui::config::{DataConfig, ModelConfig};
+use lbva_tui::config::{DataConfig, ModelConfig, RobotLayout};
 use lbva_tui::data::video::VideoFile;
 use lbva_tui::data::{ClipId, Dataset};
 use lbva_tui::{Error, Exit};
@@ -204,6 +204,18 @@ fn parquet_defects() {
     for (state, action) in [(13, 7), (15, 7), (16, 6)] {
         parquet(&broken.path(PARQUET), 134, state, action, None);
         expect(&broken.open_error(), Exit::Refused, "column_out_of_range", PARQUET);
+    }
+    let mut broken = Broken::new();
+    for change in [
+        (|robot, column| robot.state_gripper = vec![column]) as fn(&mut RobotLayout, usize),
+        |robot, column| robot.state_position = column,
+        |robot, column| robot.state_quaternion_xyzw = column,
+        |robot, column| robot.action = column,
+    ] {
+        let sound = broken.config.clone();
+        change(&mut broken.config.robot, usize::MAX);
+        expect(&broken.open_error(), Exit::Refused, "column_out_of_range", "episode_000000.parquet");
+        broken.config = sound;
     }
 
     let broken = Broken::new();

@@ -364,6 +364,11 @@ fn values_that_cannot_work_are_refused_with_field_and_line() {
             "data.robot.state_gripper: expected one column, or two whose difference is the opening; found 0",
         ),
         (
+            "state_gripper: [14, 15]",
+            "state_gripper: [14, 18446744073709551615]",
+            "data.robot.state_gripper: 18446744073709551615 is no column number",
+        ),
+        (
             "state_position: 7",
             "state_position: 9",
             "data.robot.state_quaternion_xyzw: columns 10..14 overlap the position's, 9..12",

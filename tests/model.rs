@@ -8,6 +8,7 @@ use lbva_tui::ops::{self, RopeTable, Rows, reference};
 use lbva_tui::random::{Draw, Purpose};
 use lbva_tui::train::flow::{CleanBatch, Level, Losses, Noise, losses, noised};
 use lbva_tui::train::{golden, gradients::forward_backward};
+use serde_json::json;
 use std::path::Path;
 
 fn golden_path() -> std::path::PathBuf {
@@ -20,6 +21,54 @@ fn the_public_golden_file_passes() {
     assert!(report.passed(), "{}", report.to_text());
     assert!(report.comparisons.len() > 90, "outputs, losses and every gradient are compared");
     assert_eq!(report.parameters, 451_446);
+}
+
+#[test]
+fn a_golden_file_whose_cfg_describes_no_model_is_refused() {
+    let whole = std::fs::read(golden_path()).unwrap();
+    let header_end = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&whole[8..header_end]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("golden.safetensors");
+    let verify_with = |field: &str, value: serde_json::Value| {
+        let mut header = header.clone();
+        let cfg = header["__metadata__"]["cfg"].as_str().unwrap();
+        let mut cfg: serde_json::Value = serde_json::from_str(cfg).unwrap();
+        cfg[field] = value;
+        header["__metadata__"]["cfg"] = cfg.to_string().into();
+        let header = header.to_string();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        bytes.extend(&whole[header_end..]);
+        std::fs::write(&path, bytes).unwrap();
+        golden::verify(&path)
+    };
+    assert!(verify_with("num_layers", header_number(&header, "num_layers")).unwrap().passed(), "the surgery is sound");
+    for (field, value) in [
+        ("num_heads", json!(0)),
+        ("num_heads", json!(7)),
+        ("num_heads", json!(48)),
+        ("dim", json!(0)),
+        ("dim", json!(u64::MAX)),
+        ("num_layers", json!(u64::MAX)),
+        ("ffn_dim", json!(0)),
+        ("freq_dim", json!(63)),
+        ("patch_size", json!([1, 0, 2])),
+        ("patch_size", json!([2, 2, 2])),
+        ("action_num", json!(0)),
+        ("out_dim", json!(5)),
+        ("eps", json!(-1.0)),
+    ] {
+        let error = verify_with(field, value.clone()).unwrap_err();
+        assert_eq!((error.exit.code(), error.code), (65, "golden_sizes"), "{field} {value}: {error}");
+        assert!(error.what.contains(field) || error.what.contains("heads"), "{field} {value}: {error}");
+        assert!(!error.to_string().contains('\n'));
+    }
+}
+
+fn header_number(header: &serde_json::Value, field: &str) -> serde_json::Value {
+    let cfg: serde_json::Value = serde_json::from_str(header["__metadata__"]["cfg"].as_str().unwrap()).unwrap();
+    cfg[field].clone()
 }
 
 fn config(geometry: bool) -> ModelConfig {

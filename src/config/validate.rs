@@ -119,7 +119,10 @@ fn robot(check: &mut Check, robot: &RobotLayout) {
         ("data.robot.state_position", robot.state_position),
         ("data.robot.state_quaternion_xyzw", robot.state_quaternion_xyzw),
         ("data.robot.action", robot.action),
-    ] {
+    ]
+    .into_iter()
+    .chain(gripper.iter().map(|column| ("data.robot.state_gripper", *column)))
+    {
         check.that(column <= LARGEST_SIZE, field, || format!("{column} is no column number"));
     }
     let position = robot.state_position..robot.state_position.saturating_add(3);

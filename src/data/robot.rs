@@ -38,10 +38,10 @@ pub(super) fn read(metadata: &Metadata, layout: &RobotLayout, episode: usize, le
     let tasks = file.read("task_index")?;
 
     let in_range = |field: &str, first: usize, count: usize, column: &Column, name: &str| {
-        if first + count <= column.width {
+        if first.checked_add(count).is_some_and(|end| end <= column.width) {
             return Ok(());
         }
-        let what = format!("data.robot.{field} needs columns {first}..{} of {name}", first + count);
+        let what = format!("data.robot.{field} needs {count} of the columns of {name}, from {first} on");
         Err(Error::refused("column_out_of_range", what)
             .at(&path)
             .hint(format!("{name} has {} columns: correct data.robot", column.width)))
