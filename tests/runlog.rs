@@ -28,7 +28,6 @@ fn new_attempt(start_step: u64) -> NewAttempt {
         command_line: vec!["lbva-tui".to_owned(), "run".to_owned()],
         code_version: "0.1.0".to_owned(),
         arm_yaml: "train:\n  steps: 100\n  seed: 7\n".to_owned(),
-        identity: json!({"config": "aa", "clips": {"train": "bb", "validation": "cc"}}),
     }
 }
 
@@ -330,12 +329,15 @@ fn a_second_worker_on_one_run_is_refused_with_the_holder_named() {
 fn a_resume_with_another_identity_or_configuration_names_every_difference() {
     let folder = TempDir::new().unwrap();
     let run = run_in(&folder);
-    drop(RunWriter::begin(run.clone(), new_attempt(0)).unwrap());
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    writer.bind_identity(&json!({"config": "aa", "clips": {"train": "bb", "validation": "cc"}})).unwrap();
+    drop(writer);
     let recorded = (fs::read(run.identity()).unwrap(), fs::read(run.arm_yaml()).unwrap());
 
-    let mut other = new_attempt(0);
-    other.identity = json!({"config": "aa", "clips": {"train": "XX"}, "world": 8});
-    let error = RunWriter::begin(run.clone(), other).unwrap_err();
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    let other = json!({"config": "aa", "clips": {"train": "XX"}, "world": 8});
+    let error = writer.bind_identity(&other).unwrap_err();
+    drop(writer);
     refused(&error, "identity_differs", Exit::Refused);
     for words in [
         "clips.train: recorded \"bb\", now \"XX\"",
@@ -356,7 +358,29 @@ fn a_resume_with_another_identity_or_configuration_names_every_difference() {
     reformatted.arm_yaml = "# a comment\ntrain: {seed: 7, steps: 100}\n".to_owned();
     drop(RunWriter::begin(run.clone(), reformatted).unwrap());
     assert_eq!((fs::read(run.identity()).unwrap(), fs::read(run.arm_yaml()).unwrap()), recorded, "never overwritten");
-    assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
+    assert_eq!(run.attempt_numbers().unwrap(), [1, 2, 3], "another arm.yaml opens no attempt");
+}
+
+#[test]
+fn a_stop_request_that_names_another_attempt_is_not_for_this_one() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    drop(RunWriter::begin(run.clone(), new_attempt(0)).unwrap());
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    let mut reader = RunReader::open(run.root());
+    for (text, taken) in [
+        (r#"{"by":"console","attempt":1,"time_ms":5}"#, false),
+        (r#"{"by":"console","attempt":2,"time_ms":5}"#, true),
+        (r#"{"by":"console","attempt":3}"#, false),
+        (r#"{"by":"console"}"#, true),
+        ("", true),
+        ("please", true),
+    ] {
+        fs::write(run.stop_request(), text).unwrap();
+        poll(&mut reader);
+        assert_eq!(reader.view().stop_requested, taken, "{text}");
+        assert_eq!(writer.stop_requested().is_some(), taken, "{text}");
+    }
 }
 
 #[test]

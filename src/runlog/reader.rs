@@ -12,7 +12,7 @@ use super::parse::{Line, any_line, step_line};
 use super::paths::{AttemptDir, RunDir};
 use super::process::ProcessIdentity;
 use super::view::{Liveness, OutcomeView, RunView, SaveView};
-use super::writer::{AttemptRecord, KillRecord, OutcomeRecord};
+use super::writer::{AttemptRecord, KillRecord, OutcomeRecord, StopRequest};
 use crate::Result;
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
@@ -289,7 +289,8 @@ impl RunReader {
         }
         let view = &mut self.assembler.view;
         let over = view.outcome.is_some() || view.liveness == Liveness::Dead;
-        view.stop_requested = !over && (self.assembler.stop_announced || self.run.stop_request().exists());
+        view.stop_requested = !over && (self.assembler.stop_announced
+                || newest_attempt.is_some_and(|attempt| StopRequest::of(&self.run, attempt).is_some()));
         Ok(before != self.evidence())
     }
 

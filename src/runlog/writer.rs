@@ -76,6 +76,19 @@ pub struct StopRequest {
     pub time_ms: u64,
 }
 
+impl StopRequest {
+    /// The request in `run` that means `attempt`, if there is one. What is no JSON of ours is a wish of any attempt.
+    pub fn of(run: &RunDir, attempt: u32) -> Option<Self> {
+        let text = std::fs::read(run.stop_request()).ok()?;
+        let request = serde_json::from_slice::<Self>(&text).unwrap_or_else(|_| Self {
+            by: "stop file".to_owned(),
+            attempt: None,
+            time_ms: 0,
+        });
+        request.attempt.is_none_or(|meant| meant == attempt).then_some(request)
+    }
+}
+
 /// `control/kill`: this attempt was killed on request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KillRecord {
@@ -265,13 +278,7 @@ impl RunWriter {
 
     /// A stop request for this attempt, if one lies in `control/`. One `stat` where there is none.
     pub fn stop_requested(&self) -> Option<StopRequest> {
-        let text = std::fs::read(self.run().stop_request()).ok()?;
-        let request = serde_json::from_slice::<StopRequest>(&text).unwrap_or_else(|_| StopRequest {
-            by: "stop file".to_owned(),
-            attempt: None,
-            time_ms: 0,
-        });
-        request.attempt.is_none_or(|attempt| attempt == self.attempt.number()).then_some(request)
+        StopRequest::of(self.run(), self.attempt.number())
     }
 
     /// Sends this process's stdout and stderr to the attempt's `worker.log` from now on. For workers started
