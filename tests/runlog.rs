@@ -331,10 +331,11 @@ fn a_resume_with_another_identity_or_configuration_names_every_difference() {
     let run = run_in(&folder);
     let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
     writer.bind_identity(&json!({"config": "aa", "clips": {"train": "bb", "validation": "cc"}})).unwrap();
+    writer.checkpoints().publish(10, json!({}), |dir| write_file(&dir.join("weights"), b"w")).unwrap();
     drop(writer);
     let recorded = (fs::read(run.identity()).unwrap(), fs::read(run.arm_yaml()).unwrap());
 
-    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    let writer = RunWriter::begin(run.clone(), new_attempt(10)).unwrap();
     let other = json!({"config": "aa", "clips": {"train": "XX"}, "world": 8});
     let error = writer.bind_identity(&other).unwrap_err();
     drop(writer);
@@ -358,7 +359,7 @@ fn a_resume_with_another_identity_or_configuration_names_every_difference() {
     reformatted.arm_yaml = "# a comment\ntrain: {seed: 7, steps: 100}\n".to_owned();
     drop(RunWriter::begin(run.clone(), reformatted).unwrap());
     assert_eq!((fs::read(run.identity()).unwrap(), fs::read(run.arm_yaml()).unwrap()), recorded, "never overwritten");
-    assert_eq!(run.attempt_numbers().unwrap(), [1, 2, 3], "another arm.yaml opens no attempt");
+    assert_eq!(run.attempt_numbers().unwrap(), [1, 2, 3]);
 }
 
 #[test]
@@ -381,6 +382,42 @@ fn a_stop_request_that_names_another_attempt_is_not_for_this_one() {
         assert_eq!(reader.view().stop_requested, taken, "{text}");
         assert_eq!(writer.stop_requested().is_some(), taken, "{text}");
     }
+}
+
+#[test]
+fn a_configuration_that_nothing_came_of_may_be_corrected_and_is_kept() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    writer.bind_identity(&json!({"data": "aa"})).unwrap();
+    drop(writer);
+    let first = fs::read(run.arm_yaml()).unwrap();
+    let mut corrected = new_attempt(0);
+    corrected.arm_yaml = corrected.arm_yaml.replace("seed: 7", "seed: 8");
+    let writer = RunWriter::begin(run.clone(), corrected.clone()).unwrap();
+    writer.bind_identity(&json!({"data": "bb"})).unwrap();
+    assert_eq!(fs::read(run.arm_yaml()).unwrap(), corrected.arm_yaml.as_bytes());
+    assert_eq!(fs::read(run.attempt(1).root().join("arm.yaml")).unwrap(), first, "the evidence stays");
+    assert!(run.attempt(1).root().join("identity.json").exists());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_set_aside_and_pushes_no_good_one_out() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    let store = CheckpointStore::new(&run);
+    for step in [10, 20, 30] {
+        store.publish(step, json!({}), |dir| write_file(&dir.join("weights"), &[step as u8; 8])).unwrap();
+    }
+    fs::write(run.checkpoint(30).join("weights"), [9u8; 8]).unwrap();
+    let latest = store.latest_complete(Check::Hashes).unwrap();
+    assert_eq!(latest.checkpoint.unwrap().step, 20);
+    store.set_aside_newer_than(Some(20)).unwrap();
+    assert_eq!(store.list().unwrap(), [10, 20]);
+    assert!(run.checkpoints().join(".bad-step-00000030/weights").exists(), "kept for a person to look at");
+    store.publish(30, json!({}), |dir| write_file(&dir.join("weights"), b"anew")).unwrap();
+    assert_eq!(store.prune(2).unwrap(), [10]);
+    assert_eq!(store.list().unwrap(), [20, 30]);
 }
 
 #[test]

@@ -52,6 +52,11 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// A remark on stderr, where it disturbs no reader of stdout.
+pub fn note(text: impl AsRef<str>) {
+    let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
+}
+
 /// Lines of label and text, the texts aligned.
 pub fn columns(rows: &[(String, String)]) -> Vec<String> {
     let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);

@@ -19,12 +19,12 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// Trains the shipped demo.
 pub fn demo(arguments: &DemoArguments, global: &Global) -> Result<Exit> {
-    train(&demo_folder()?, &arguments.arm, &arguments.overrides, arguments.stop_after, global)
+    train(&demo_folder()?, &arguments.arm, &arguments.overrides, arguments.stop_after, arguments.fresh, global)
 }
 
 /// Trains the arms of an experiment.
 pub fn run(arguments: &RunArguments, global: &Global) -> Result<Exit> {
-    train(&arguments.experiment, &arguments.arm, &arguments.overrides, arguments.stop_after, global)
+    train(&arguments.experiment, &arguments.arm, &arguments.overrides, arguments.stop_after, arguments.fresh, global)
 }
 
 /// Continues arms from their last complete checkpoint, with the overrides that they were started with: without them
@@ -40,7 +40,7 @@ pub fn resume(arguments: &ResumeArguments, global: &Global) -> Result<Exit> {
             .in_place(arguments.arm.join(", "))
             .hint(format!("start it: lbva-tui run {}", arguments.experiment.display()))
     })?;
-    train(&arguments.experiment, &arguments.arm, &overrides, None, global)
+    train(&arguments.experiment, &arguments.arm, &overrides, None, false, global)
 }
 
 fn train(
@@ -48,11 +48,16 @@ fn train(
     arms: &[String],
     overrides: &Overrides,
     stop_after: Option<u64>,
+    fresh: bool,
     global: &Global,
 ) -> Result<Exit> {
     allow_writing(global, "starting a run")?;
     let experiment = Experiment::load_with(path, &overrides.texts())?;
-    Session::new(experiment, arms, overrides.arguments(), stop_after)?.train(global)
+    let session = Session::new(experiment, arms, overrides.arguments(), stop_after)?;
+    if fresh {
+        session.set_runs_aside()?;
+    }
+    session.train(global)
 }
 
 /// `experiments/demo` in the current folder or the nearest one above it, so that it works anywhere in the repository.

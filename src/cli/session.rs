@@ -3,11 +3,11 @@
 use super::arguments::{ColorWhen, Global};
 use super::lines::Printer;
 use super::verdict::{self, VerdictSummary};
-use super::{has_screen, run};
+use super::{has_screen, output, run};
 use crate::config::{Arm, Experiment};
 use crate::console::{self, ConsoleOptions};
 use crate::control::{SuperviseOptions, WorkerCommand, supervise};
-use crate::runlog::{ExperimentRuns, check_arm_yaml};
+use crate::runlog::{ExperimentRuns, RunLock, check_arm_yaml};
 use crate::{Error, Exit, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,6 +40,21 @@ impl Session {
         Ok(Self { experiment, arms, worker_arguments, stop_after })
     }
 
+    /// Moves the present runs of these arms aside, so that they begin anew. Refuses while one of them is at work.
+    pub fn set_runs_aside(&self) -> Result<()> {
+        let runs = ExperimentRuns::new(&self.experiment.directory);
+        // All locks first: either every arm begins anew or none does.
+        let present = self.arms.iter().filter(|arm| runs.run(arm).root().exists());
+        let locks = present.map(|arm| RunLock::acquire(runs.run(arm))).collect::<Result<Vec<_>>>()?;
+        for lock in locks {
+            let arm = lock.run().arm();
+            if let Some(aside) = runs.set_aside(&arm)? {
+                output::note(format!("{arm}: the present run now lies in {}", aside.display()));
+            }
+        }
+        Ok(())
+    }
+
     /// Trains until every arm has ended (without a screen) or somebody leaves the console.
     ///
     /// Without a screen a single arm trains in this very process, so that a signal or a scheduler's limit meets the
@@ -49,7 +64,7 @@ impl Session {
         // result of a configuration that they never had.
         let runs = ExperimentRuns::new(&self.experiment.directory);
         for name in &self.arms {
-            check_arm_yaml(&runs.run(name).arm_yaml(), &self.experiment.arm(name)?.recipe.to_yaml())?;
+            check_arm_yaml(&runs.run(name), &self.experiment.arm(name)?.recipe.to_yaml())?;
         }
         if has_screen(global) {
             return self.watch(global, true, Vec::new());
