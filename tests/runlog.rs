@@ -363,6 +363,28 @@ fn a_resume_with_another_identity_or_configuration_names_every_difference() {
 }
 
 #[test]
+fn a_stop_request_that_names_another_attempt_is_not_for_this_one() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    drop(RunWriter::begin(run.clone(), new_attempt(0)).unwrap());
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    let mut reader = RunReader::open(run.root());
+    for (text, taken) in [
+        (r#"{"by":"console","attempt":1,"time_ms":5}"#, false),
+        (r#"{"by":"console","attempt":2,"time_ms":5}"#, true),
+        (r#"{"by":"console","attempt":3}"#, false),
+        (r#"{"by":"console"}"#, true),
+        ("", true),
+        ("please", true),
+    ] {
+        fs::write(run.stop_request(), text).unwrap();
+        poll(&mut reader);
+        assert_eq!(reader.view().stop_requested, taken, "{text}");
+        assert_eq!(writer.stop_requested().is_some(), taken, "{text}");
+    }
+}
+
+#[test]
 fn a_configuration_that_nothing_came_of_may_be_corrected_and_is_kept() {
     let folder = TempDir::new().unwrap();
     let run = run_in(&folder);

@@ -44,8 +44,12 @@ pub fn fail(error: &Error, json: bool) {
 
 /// One `error:` line on stderr.
 pub fn warn(error: &Error) {
-    // Not eprintln!, which panics when stderr is closed.
-    let _ = writeln!(std::io::stderr(), "error: {error}");
+    say(&format!("error: {error}"));
+}
+
+/// One line on stderr. Not eprintln!, which panics when stderr is closed.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// A remark on stderr, where it disturbs no reader of stdout.

@@ -20,7 +20,7 @@ pub struct Session {
     pub arms: Vec<String>,
     /// Arguments of `run` that made the experiment what it is, handed on to the workers.
     pub worker_arguments: Vec<String>,
-    /// Stop with a checkpoint after this step.
+    /// Stop with a checkpoint after this step: the attempts that this session begins with, not those resumed later.
     pub stop_after: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Session {
             check_arm_yaml(&runs.run(name), &self.experiment.arm(name)?.recipe.to_yaml())?;
         }
         if has_screen(global) {
-            return self.watch(global, true);
+            return self.watch(global, true, Vec::new());
         }
         match &self.arms[..] {
             [arm] => run::train_here(&self, self.experiment.arm(arm)?, global),
@@ -75,24 +75,25 @@ impl Session {
         }
     }
 
-    /// Opens the console, starting what is not at work if `start`.
-    pub fn watch(self, global: &Global, start: bool) -> Result<Exit> {
-        let Self { experiment, arms, worker_arguments, .. } = self;
+    /// Opens the console, starting what is not at work if `start`. `others` are experiments that could have been meant.
+    pub fn watch(self, global: &Global, start: bool, others: Vec<String>) -> Result<Exit> {
+        let Self { experiment, arms, worker_arguments, stop_after } = self;
         let worker = WorkerCommand {
             executable: this_program()?,
             experiment: experiment.directory.clone(),
             arguments: worker_arguments,
-            sharing: arms.len(),
+            arms: arms.clone(),
         };
-        use_color(global.look.color);
         let options = ConsoleOptions {
             title: experiment.name.clone(),
+            others,
             question: experiment.question.clone(),
             arms,
             planned_validations: verdict::planned_points(&experiment),
             verdict: Some(verdict::source(experiment.clone())),
             worker: Some(worker),
             start_missing_arms: start,
+            stop_after,
             read_only: global.read_only,
             theme: theme(global),
         };
@@ -104,6 +105,7 @@ impl Session {
         let options = SuperviseOptions {
             executable: this_program()?,
             worker_arguments: self.worker_arguments,
+            stop_after: self.stop_after,
             stop: stop_on_signals()?,
         };
         let mut printer = Printer::new(global.json, &self.arms);
@@ -147,13 +149,10 @@ fn stop_on_signals() -> Result<Arc<AtomicUsize>> {
 fn theme(global: &Global) -> console::theme::ThemeChoice {
     let look = global.look;
     let light = if look.light { Some(true) } else { look.dark.then_some(false) };
-    console::theme::ThemeChoice { light, ascii: look.ascii.then_some(true) }
-}
-
-fn use_color(when: ColorWhen) {
-    match when {
-        ColorWhen::Auto => {}
-        ColorWhen::Always => crossterm::style::force_color_output(true),
-        ColorWhen::Never => crossterm::style::force_color_output(false),
-    }
+    let color = match look.color {
+        ColorWhen::Auto => None,
+        ColorWhen::Always => Some(true),
+        ColorWhen::Never => Some(false),
+    };
+    console::theme::ThemeChoice { light, ascii: look.ascii.then_some(true), color }
 }

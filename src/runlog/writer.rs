@@ -163,6 +163,10 @@ pub struct StopWatch {
 }
 
 impl StopWatch {
+    pub fn of(run: &RunDir, attempt: u32) -> Self {
+        Self { path: run.stop_request(), attempt }
+    }
+
     /// The request, if one is there. One failed `open` where there is none.
     pub fn requested(&self) -> Option<StopRequest> {
         let text = std::fs::read(&self.path).ok()?;
@@ -305,7 +309,7 @@ impl RunWriter {
 
     /// The same question for code that does not hold the writer.
     pub fn stop_watch(&self) -> StopWatch {
-        StopWatch { path: self.run().stop_request(), attempt: self.attempt.number() }
+        StopWatch::of(self.run(), self.attempt.number())
     }
 
     /// Sends this process's stdout and stderr to the attempt's `worker.log` from now on. For workers started
