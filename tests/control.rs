@@ -50,7 +50,7 @@ impl Stage {
             executable: self.path().join("worker"),
             experiment: self.path().to_owned(),
             arguments: vec![],
-            sharing: 2,
+            arms: vec!["arm".to_owned()],
         }
     }
 
@@ -58,6 +58,7 @@ impl Stage {
         SuperviseOptions {
             executable: self.path().join("worker"),
             worker_arguments: vec![],
+            stop_after: None,
             stop: Arc::new(AtomicUsize::new(0)),
         }
     }
@@ -99,9 +100,12 @@ fn work(run: RunDir, mode: &str) -> Result<Exit> {
             command_line: vec![],
             code_version: "test".to_owned(),
             arm_yaml: "a: 1\n".to_owned(),
-            identity: json!({"a": 1}),
         },
     )?;
+    if mode == "fail" {
+        writer.finish(Outcome::Failed, start_step, Exit::BadData, "the dataset is not there")?;
+        return Ok(Exit::BadData);
+    }
     if std::env::var_os(DETACHED_WORKER_VARIABLE).is_some() {
         writer.capture_output()?;
     }
@@ -167,9 +171,10 @@ impl Desk {
     fn until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            self.controller.tick();
+            let ended = self.controller.reap();
             self.reader.poll(now_ms()).unwrap();
             self.controller.view_changed(self.reader.view(), now_ms());
+            self.controller.tick(&ended);
             self.reports.extend(self.controller.take_reports());
             if done(self) {
                 return;
@@ -197,7 +202,7 @@ impl Desk {
 fn start_stop_with_a_checkpoint_and_resume() {
     let stage = Stage::new("slow");
     let mut desk = Desk::new(&stage, false);
-    desk.controller.ask("arm", Request::Start);
+    desk.controller.ask("arm", Request::Start { stop_after: None });
     assert!(matches!(desk.controller.state("arm"), State::Launching { .. }));
     desk.until("it runs", |desk| desk.steps(3));
     let worker = desk.worker();
@@ -210,7 +215,7 @@ fn start_stop_with_a_checkpoint_and_resume() {
     assert!(desk.last_report().starts_with("stopped: stopped by test"), "{:?}", desk.reports);
     desk.until("the child is collected", |desk| desk.controller.own_workers().count() == 0);
     // The old request must not stop the new attempt, nor may the old reference.
-    desk.controller.ask("arm", Request::Start);
+    desk.controller.ask("arm", Request::Start { stop_after: None });
     desk.until("it runs again", |desk| desk.reader.view().attempts.len() == 2 && desk.steps(saved as usize + 2));
     assert_eq!(desk.reader.view().attempts[1].started.start_step, saved);
     desk.controller.ask("arm", Request::Kill(worker));
@@ -223,7 +228,7 @@ fn start_stop_with_a_checkpoint_and_resume() {
 fn a_kill_is_recorded_as_one() {
     let stage = Stage::new("deaf");
     let mut desk = Desk::new(&stage, false);
-    desk.controller.ask("arm", Request::Start);
+    desk.controller.ask("arm", Request::Start { stop_after: None });
     desk.until("it runs", |desk| desk.steps(2));
     desk.controller.ask("arm", Request::Kill(desk.worker()));
     desk.until("it is dead", |desk| desk.controller.state("arm") == State::Failed);
@@ -245,22 +250,59 @@ fn a_kill_is_recorded_as_one() {
 fn a_worker_that_refuses_to_start_is_reported_in_its_own_words() {
     let stage = Stage::new("refuse");
     let mut desk = Desk::new(&stage, false);
-    desk.controller.ask("arm", Request::Start);
+    desk.controller.ask("arm", Request::Start { stop_after: None });
     desk.until("the report", |desk| desk.reports.iter().any(|report| report.level == Level::Error));
     assert!(desk.last_report().ends_with("exited with code 78: error: the clip index differs"), "{:?}", desk.reports);
     assert_eq!(desk.controller.state("arm"), State::Waiting);
     let mut command = stage.command();
     command.executable = stage.path().join("absent");
     let mut controller = Controller::new(LocalDriver::new(command, "test"), false);
-    controller.ask("arm", Request::Start);
+    controller.ask("arm", Request::Start { stop_after: None });
     assert!(controller.take_reports()[0].text.starts_with("not started: cannot start a worker"));
+}
+
+#[test]
+fn a_worker_that_fails_in_its_attempt_was_started() {
+    let stage = Stage::new("fail");
+    let (outcome, texts, _) = supervised(&stage, &["m1", "m2"], &stage.options());
+    assert_eq!(outcome.exit_code(), Exit::BadData.code());
+    assert!(texts.iter().any(|text| text.contains("m1: attempt 1 starts at step 0")), "{texts:?}");
+    assert!(!texts.iter().any(|text| text.contains("not started")), "{texts:?}");
+}
+
+#[test]
+fn a_worker_shares_the_machine_with_every_arm_that_is_alive() {
+    let stage = Stage::new("slow");
+    let threads = |desk: &Desk| desk.reader.view().attempts.last().unwrap().started.threads;
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let mut first = Desk::new(&stage, false);
+    first.controller.ask("arm", Request::Start { stop_after: None });
+    first.until("it runs", |desk| desk.steps(1));
+    assert_eq!(threads(&first), cores, "alone");
+    // Another session, which knows only its own arm.
+    let command = WorkerCommand { arms: vec!["other".to_owned()], ..stage.command() };
+    let mut driver = LocalDriver::new(command, "test");
+    driver.start("other", None).unwrap();
+    let mut reader = RunReader::open(stage.run("other").root());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while reader.view().attempts.is_empty() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(10));
+        reader.poll(now_ms()).unwrap();
+    }
+    assert_eq!(reader.view().attempts[0].started.threads, (cores / 2).max(1));
+    for arm in ["arm", "other"] {
+        let mut reader = RunReader::open(stage.run(arm).root());
+        reader.poll(now_ms()).unwrap();
+        kill(&stage.run(arm), &WorkerRef::of(reader.view()).unwrap(), "test").unwrap();
+    }
 }
 
 #[test]
 fn read_only_does_nothing() {
     let stage = Stage::new("quick");
     let mut desk = Desk::new(&stage, true);
-    desk.controller.ask("arm", Request::Start);
+    desk.controller.ask("arm", Request::Start { stop_after: None });
     desk.until("the report", |desk| !desk.reports.is_empty());
     assert!(desk.last_report().starts_with("read-only"));
     assert!(!stage.run("arm").root().exists());

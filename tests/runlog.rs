@@ -28,7 +28,6 @@ fn new_attempt(start_step: u64) -> NewAttempt {
         command_line: vec!["lbva-tui".to_owned(), "run".to_owned()],
         code_version: "0.1.0".to_owned(),
         arm_yaml: "train:\n  steps: 100\n  seed: 7\n".to_owned(),
-        identity: json!({"config": "aa", "clips": {"train": "bb", "validation": "cc"}}),
     }
 }
 
@@ -330,12 +329,16 @@ fn a_second_worker_on_one_run_is_refused_with_the_holder_named() {
 fn a_resume_with_another_identity_or_configuration_names_every_difference() {
     let folder = TempDir::new().unwrap();
     let run = run_in(&folder);
-    drop(RunWriter::begin(run.clone(), new_attempt(0)).unwrap());
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    writer.bind_identity(&json!({"config": "aa", "clips": {"train": "bb", "validation": "cc"}})).unwrap();
+    writer.checkpoints().publish(10, json!({}), |dir| write_file(&dir.join("weights"), b"w")).unwrap();
+    drop(writer);
     let recorded = (fs::read(run.identity()).unwrap(), fs::read(run.arm_yaml()).unwrap());
 
-    let mut other = new_attempt(0);
-    other.identity = json!({"config": "aa", "clips": {"train": "XX"}, "world": 8});
-    let error = RunWriter::begin(run.clone(), other).unwrap_err();
+    let writer = RunWriter::begin(run.clone(), new_attempt(10)).unwrap();
+    let other = json!({"config": "aa", "clips": {"train": "XX"}, "world": 8});
+    let error = writer.bind_identity(&other).unwrap_err();
+    drop(writer);
     refused(&error, "identity_differs", Exit::Refused);
     for words in [
         "clips.train: recorded \"bb\", now \"XX\"",
@@ -356,7 +359,65 @@ fn a_resume_with_another_identity_or_configuration_names_every_difference() {
     reformatted.arm_yaml = "# a comment\ntrain: {seed: 7, steps: 100}\n".to_owned();
     drop(RunWriter::begin(run.clone(), reformatted).unwrap());
     assert_eq!((fs::read(run.identity()).unwrap(), fs::read(run.arm_yaml()).unwrap()), recorded, "never overwritten");
-    assert_eq!(run.attempt_numbers().unwrap(), [1, 2]);
+    assert_eq!(run.attempt_numbers().unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn a_stop_request_that_names_another_attempt_is_not_for_this_one() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    drop(RunWriter::begin(run.clone(), new_attempt(0)).unwrap());
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    let mut reader = RunReader::open(run.root());
+    for (text, taken) in [
+        (r#"{"by":"console","attempt":1,"time_ms":5}"#, false),
+        (r#"{"by":"console","attempt":2,"time_ms":5}"#, true),
+        (r#"{"by":"console","attempt":3}"#, false),
+        (r#"{"by":"console"}"#, true),
+        ("", true),
+        ("please", true),
+    ] {
+        fs::write(run.stop_request(), text).unwrap();
+        poll(&mut reader);
+        assert_eq!(reader.view().stop_requested, taken, "{text}");
+        assert_eq!(writer.stop_requested().is_some(), taken, "{text}");
+    }
+}
+
+#[test]
+fn a_configuration_that_nothing_came_of_may_be_corrected_and_is_kept() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    writer.bind_identity(&json!({"data": "aa"})).unwrap();
+    drop(writer);
+    let first = fs::read(run.arm_yaml()).unwrap();
+    let mut corrected = new_attempt(0);
+    corrected.arm_yaml = corrected.arm_yaml.replace("seed: 7", "seed: 8");
+    let writer = RunWriter::begin(run.clone(), corrected.clone()).unwrap();
+    writer.bind_identity(&json!({"data": "bb"})).unwrap();
+    assert_eq!(fs::read(run.arm_yaml()).unwrap(), corrected.arm_yaml.as_bytes());
+    assert_eq!(fs::read(run.attempt(1).root().join("arm.yaml")).unwrap(), first, "the evidence stays");
+    assert!(run.attempt(1).root().join("identity.json").exists());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_set_aside_and_pushes_no_good_one_out() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    let store = CheckpointStore::new(&run);
+    for step in [10, 20, 30] {
+        store.publish(step, json!({}), |dir| write_file(&dir.join("weights"), &[step as u8; 8])).unwrap();
+    }
+    fs::write(run.checkpoint(30).join("weights"), [9u8; 8]).unwrap();
+    let latest = store.latest_complete(Check::Hashes).unwrap();
+    assert_eq!(latest.checkpoint.unwrap().step, 20);
+    store.set_aside_newer_than(Some(20)).unwrap();
+    assert_eq!(store.list().unwrap(), [10, 20]);
+    assert!(run.checkpoints().join(".bad-step-00000030/weights").exists(), "kept for a person to look at");
+    store.publish(30, json!({}), |dir| write_file(&dir.join("weights"), b"anew")).unwrap();
+    assert_eq!(store.prune(2).unwrap(), [10]);
+    assert_eq!(store.list().unwrap(), [20, 30]);
 }
 
 #[test]

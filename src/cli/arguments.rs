@@ -120,18 +120,19 @@ pub enum Command {
 const DEMO_EXAMPLES: &str = "\
 Examples:
   lbva-tui demo
-  lbva-tui demo --no-ui --steps 20
-  lbva-tui demo --set train.seed=7
+  lbva-tui demo --no-ui --fresh --steps 20
+  lbva-tui demo --fresh --set train.seed=7
 
 The same as `lbva-tui run experiments/demo`, from anywhere inside the repository.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
   lbva-tui run experiments/demo
-  lbva-tui run experiments/demo --arm m1_baseline --steps 100
+  lbva-tui run experiments/demo --arm m1_baseline --fresh --steps 100
   lbva-tui run experiments/demo --set train.lr=1e-4 --set data.validation_episodes=[3,7]
 
-Overrides apply to every arm, on top of the recipe and the arm's own. A value is YAML; a relative
+A run goes on where it stopped, and is refused (exit 78) under another configuration; --fresh moves
+it aside and begins anew. Overrides apply to every arm, on top of the recipe and the arm's own. A value is YAML; a relative
 path in it resolves against the current folder.";
 
 const RESUME_EXAMPLES: &str = "\
@@ -205,6 +206,9 @@ pub struct DemoArguments {
     /// Only this arm; may be repeated [default: all]
     #[arg(long, value_name = "ARM")]
     pub arm: Vec<String>,
+    /// Begin anew: move the present runs of these arms aside (to runs/.old/) instead of continuing them
+    #[arg(long)]
+    pub fresh: bool,
     /// Stop with a checkpoint after step N, as a preemption would (exit 75); resume goes on from there
     #[arg(long, value_name = "N")]
     pub stop_after: Option<u64>,
@@ -219,6 +223,9 @@ pub struct RunArguments {
     /// Only this arm; may be repeated [default: all]
     #[arg(long, value_name = "ARM")]
     pub arm: Vec<String>,
+    /// Begin anew: move the present runs of these arms aside (to runs/.old/) instead of continuing them
+    #[arg(long)]
+    pub fresh: bool,
     /// Stop with a checkpoint after step N, as a preemption would (exit 75); resume goes on from there
     #[arg(long, value_name = "N")]
     pub stop_after: Option<u64>,

@@ -38,7 +38,7 @@ pub fn main() -> ExitCode {
         Ok(exit) => exit.code(),
         // The panic hook has said where.
         Err(_) => {
-            eprintln!("error: the program failed at the place named above; this is a bug");
+            output::say("error: the program failed at the place named above; this is a bug");
             Exit::Crash.code()
         }
     };
@@ -107,7 +107,7 @@ pub(crate) fn has_screen(global: &Global) -> bool {
         (true, "") => "TERM is not set",
         (true, _) => return true,
     };
-    eprintln!("{reason}: going on as with --no-ui");
+    output::say(&format!("{reason}: going on as with --no-ui"));
     false
 }
 

@@ -3,7 +3,6 @@
 use super::arguments::Global;
 use super::recorded::recorded_overrides;
 use super::session::Session;
-use super::stop::word;
 use super::{has_screen, output};
 use crate::config::Experiment;
 use crate::runlog::{ExperimentRuns, RunReader, now_ms};
@@ -22,12 +21,12 @@ pub fn open(path: Option<&Path>, global: &Global) -> Result<Exit> {
     if !has_screen(global) {
         return list(&experiments, global);
     }
-    let chosen = most_recent(&experiments).ok_or_else(|| nothing_in(path))?;
+    let (chosen, others) = most_recent(&experiments).ok_or_else(|| nothing_in(path))?;
     let experiment = Experiment::load(chosen)?;
     let arms: Vec<String> = experiment.arms.iter().map(|arm| arm.name.clone()).collect();
     // A run that is resumed from the console must be started as it was.
     let overrides = recorded_overrides(&experiment.directory, &arms)?.unwrap_or_default();
-    Session::new(experiment, &[], overrides.arguments(), None)?.watch(global, false)
+    Session::new(experiment, &[], overrides.arguments(), None)?.watch(global, false, others)
 }
 
 /// The path itself if it is an experiment, else the experiments right below it, by name.
@@ -62,15 +61,18 @@ fn nothing_in(path: &Path) -> Error {
     Error::usage("no_experiment", "no experiment here: no folder with an experiment.yaml").at(path)
 }
 
-/// The experiment whose runs changed last; without runs the first by name.
-fn most_recent(experiments: &[PathBuf]) -> Option<&PathBuf> {
+/// The experiment whose runs changed last (without runs the first by name), and the names of the others.
+fn most_recent(experiments: &[PathBuf]) -> Option<(&PathBuf, Vec<String>)> {
     let newest = experiments
         .iter()
         .filter_map(|folder| Some((last_change(folder)?, folder)))
         .max_by(|(left, _), (right, _)| left.cmp(right));
-    newest.map(|(_, folder)| folder).or(experiments.first())
+    let chosen = newest.map(|(_, folder)| folder).or(experiments.first())?;
+    let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    Some((chosen, experiments.iter().filter(|folder| *folder != chosen).filter_map(name).collect()))
 }
 
+/// When a log of the experiment's newest attempts last grew.
 fn last_change(experiment: &Path) -> Option<SystemTime> {
     let runs = ExperimentRuns::new(experiment).list().ok()?;
     let newest_of = |run: &crate::runlog::RunDir| {
@@ -94,8 +96,8 @@ fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
             let view = reader.view();
             let (state, reason) = view.state(now_ms);
             let total = if view.total_steps() > 0 { view.total_steps() } else { arm.recipe.train.steps };
-            rows.push((arm.name.clone(), format!("{:9} step {}/{total}  {reason}", word(state), view.steps_done())));
-            arms.push(arm_document(&arm.name, word(state), &reason, view.steps_done(), total, view.age_ms(now_ms)));
+            rows.push((arm.name.clone(), format!("{:9} step {}/{total}  {reason}", state.word(), view.steps_done())));
+            arms.push(arm_document(&arm.name, state.word(), &reason, view.steps_done(), total, view.age_ms(now_ms)));
         }
         if !global.json {
             output::line(format!("{}  {}", path.display(), experiment.question))?;
@@ -113,4 +115,31 @@ fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
 
 fn arm_document(name: &str, state: &str, reason: &str, step: u64, total: u64, age_ms: Option<u64>) -> Value {
     json!({"arm": name, "state": state, "reason": reason, "step": step, "total_steps": total, "age_ms": age_ms})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_experiments_means_the_one_that_changed_last() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, age_s) in [("old", Some(500)), ("new", Some(10)), ("middle", Some(100)), ("unstarted", None)] {
+            let experiment = folder.path().join(name);
+            let attempt = experiment.join("runs/m1/attempts/0001");
+            std::fs::create_dir_all(&attempt).unwrap();
+            std::fs::write(experiment.join("experiment.yaml"), "").unwrap();
+            if let Some(age_s) = age_s {
+                let log = std::fs::File::create(attempt.join("events.jsonl")).unwrap();
+                log.set_modified(SystemTime::now() - std::time::Duration::from_secs(age_s)).unwrap();
+            }
+        }
+        std::fs::create_dir_all(folder.path().join("no_experiment")).unwrap();
+        let found = experiments_in(folder.path()).unwrap();
+        let (chosen, others) = most_recent(&found).unwrap();
+        assert_eq!(chosen, &folder.path().join("new"));
+        assert_eq!(others, ["middle", "old", "unstarted"]);
+        assert_eq!(most_recent(&found[3..]), Some((&folder.path().join("unstarted"), vec![])));
+        assert_eq!(most_recent(&[]), None);
+    }
 }

@@ -42,15 +42,19 @@ pub fn fail(error: &Error, json: bool) {
     }
 }
 
-/// One line on stderr about what goes on.
-pub fn note(text: impl AsRef<str>) {
-    let _ = writeln!(std::io::stderr(), "{}", text.as_ref()); // a closed stderr is no reason to stop
-}
-
 /// One `error:` line on stderr.
 pub fn warn(error: &Error) {
-    // Not eprintln!, which panics when stderr is closed.
-    let _ = writeln!(std::io::stderr(), "error: {error}");
+    say(&format!("error: {error}"));
+}
+
+/// One line on stderr. Not eprintln!, which panics when stderr is closed.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// A remark on stderr, where it disturbs no reader of stdout.
+pub fn note(text: impl AsRef<str>) {
+    let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
 }
 
 /// Lines of label and text, the texts aligned.

@@ -1,6 +1,6 @@
 //! `demo`, `run` and `resume`: from arguments to a session.
 
-use super::allow_writing;
+use super::{allow_writing, output};
 use super::arguments::{DemoArguments, Global, Overrides, ResumeArguments, RunArguments};
 use super::lines::Printer;
 use super::recorded::recorded_overrides;
@@ -19,12 +19,12 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// Trains the shipped demo.
 pub fn demo(arguments: &DemoArguments, global: &Global) -> Result<Exit> {
-    train(&demo_folder()?, &arguments.arm, &arguments.overrides, arguments.stop_after, global)
+    train(&demo_folder()?, &arguments.arm, &arguments.overrides, arguments.stop_after, arguments.fresh, global)
 }
 
 /// Trains the arms of an experiment.
 pub fn run(arguments: &RunArguments, global: &Global) -> Result<Exit> {
-    train(&arguments.experiment, &arguments.arm, &arguments.overrides, arguments.stop_after, global)
+    train(&arguments.experiment, &arguments.arm, &arguments.overrides, arguments.stop_after, arguments.fresh, global)
 }
 
 /// Continues arms from their last complete checkpoint, with the overrides that they were started with: without them
@@ -40,7 +40,7 @@ pub fn resume(arguments: &ResumeArguments, global: &Global) -> Result<Exit> {
             .in_place(arguments.arm.join(", "))
             .hint(format!("start it: lbva-tui run {}", arguments.experiment.display()))
     })?;
-    train(&arguments.experiment, &arguments.arm, &overrides, None, global)
+    train(&arguments.experiment, &arguments.arm, &overrides, None, false, global)
 }
 
 fn train(
@@ -48,15 +48,16 @@ fn train(
     arms: &[String],
     overrides: &Overrides,
     stop_after: Option<u64>,
+    fresh: bool,
     global: &Global,
 ) -> Result<Exit> {
     allow_writing(global, "starting a run")?;
     let experiment = Experiment::load_with(path, &overrides.texts())?;
-    let mut worker_arguments = overrides.arguments();
-    if let Some(step) = stop_after {
-        worker_arguments.extend(["--stop-after".to_owned(), step.to_string()]);
+    let session = Session::new(experiment, arms, overrides.arguments(), stop_after)?;
+    if fresh {
+        session.set_runs_aside()?;
     }
-    Session::new(experiment, arms, worker_arguments, stop_after)?.train(global)
+    session.train(global)
 }
 
 /// `experiments/demo` in the current folder or the nearest one above it, so that it works anywhere in the repository.
@@ -78,7 +79,7 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
     let run = ExperimentRuns::new(&experiment.directory).run(&arm.name);
     let names = [arm.name.clone()];
     let mut printer = Printer::new(global.json, &names);
-    let mut tail = Tail::begin(&arm.name, run.root())?;
+    let tail = Tail::begin(&arm.name, run.root())?;
     if let (RunState::Finished, reason) = tail.view().state(now_ms()) {
         printer.progress(Progress::Control { arm: &arm.name, level: Level::Info, text: &reason });
         return Ok(Exit::Done);
@@ -100,17 +101,57 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
         code_version: format!("{} {}", env!("CARGO_PKG_VERSION"), super::COMMIT),
     };
     let stop = StopFlag::on_signals()?;
+    // A detached worker's output is its log already.
+    let mut told = if detached { None } else { Some(Told { tail, printer, failed: false }) };
     let result = std::thread::scope(|scope| {
         let trainer = scope.spawn(move || worker::run(spec, stop, &mut |_| {}));
-        // A detached worker's output is its log already.
-        while !trainer.is_finished() && !detached {
-            tail.advance(&mut |progress| printer.progress(progress))?;
+        while let (Some(told), false) = (&mut told, trainer.is_finished()) {
+            told.advance();
             std::thread::sleep(POLL);
         }
         trainer.join().unwrap_or_else(|_| Err(Error::crash("the trainer panicked at the place named above")))
     });
-    if !detached {
-        tail.advance(&mut |progress| printer.progress(progress))?;
+    if let Some(told) = &mut told {
+        told.advance();
     }
     result
+}
+
+/// The log as it is told while the trainer works. A log that cannot be read back is no reason to leave the training,
+/// nor may it take the place of the trainer's own end: it is said once, and tried again.
+struct Told {
+    tail: Tail,
+    printer: Printer,
+    failed: bool,
+}
+
+impl Told {
+    fn advance(&mut self) {
+        let Self { tail, printer, failed } = self;
+        if let (Err(error), false) = (tail.advance(&mut |progress| printer.progress(progress)), *failed) {
+            *failed = true;
+            output::warn(&error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_read_back_is_said_once_and_read_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let tail = Tail::begin("a", folder.path()).unwrap();
+        let mut told = Told { tail, printer: Printer::new(false, &["a".to_owned()]), failed: false };
+        let attempts = folder.path().join("attempts");
+        std::fs::write(&attempts, "no folder").unwrap();
+        told.advance();
+        assert!(told.failed);
+        std::fs::remove_file(&attempts).unwrap();
+        std::fs::create_dir_all(attempts.join("0001")).unwrap();
+        std::fs::write(attempts.join("0001/events.jsonl"), "no event\n").unwrap();
+        told.advance();
+        assert_eq!(told.tail.view().bad_lines, 1);
+    }
 }

@@ -3,11 +3,11 @@
 use super::arguments::{ColorWhen, Global};
 use super::lines::Printer;
 use super::verdict::{self, VerdictSummary};
-use super::{has_screen, run};
+use super::{has_screen, output, run};
 use crate::config::{Arm, Experiment};
 use crate::console::{self, ConsoleOptions};
 use crate::control::{SuperviseOptions, WorkerCommand, supervise};
-use crate::runlog::{ExperimentRuns, check_arm_yaml};
+use crate::runlog::{ExperimentRuns, RunLock, check_arm_yaml};
 use crate::{Error, Exit, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct Session {
     pub arms: Vec<String>,
     /// Arguments of `run` that made the experiment what it is, handed on to the workers.
     pub worker_arguments: Vec<String>,
-    /// Stop with a checkpoint after this step.
+    /// Stop with a checkpoint after this step: the attempts that this session begins with, not those resumed later.
     pub stop_after: Option<u64>,
 }
 
@@ -40,6 +40,21 @@ impl Session {
         Ok(Self { experiment, arms, worker_arguments, stop_after })
     }
 
+    /// Moves the present runs of these arms aside, so that they begin anew. Refuses while one of them is at work.
+    pub fn set_runs_aside(&self) -> Result<()> {
+        let runs = ExperimentRuns::new(&self.experiment.directory);
+        // All locks first: either every arm begins anew or none does.
+        let present = self.arms.iter().filter(|arm| runs.run(arm).root().exists());
+        let locks = present.map(|arm| RunLock::acquire(runs.run(arm))).collect::<Result<Vec<_>>>()?;
+        for lock in locks {
+            let arm = lock.run().arm();
+            if let Some(aside) = runs.set_aside(&arm)? {
+                output::note(format!("{arm}: the present run now lies in {}", aside.display()));
+            }
+        }
+        Ok(())
+    }
+
     /// Trains until every arm has ended (without a screen) or somebody leaves the console.
     ///
     /// Without a screen a single arm trains in this very process, so that a signal or a scheduler's limit meets the
@@ -49,10 +64,10 @@ impl Session {
         // result of a configuration that they never had.
         let runs = ExperimentRuns::new(&self.experiment.directory);
         for name in &self.arms {
-            check_arm_yaml(&runs.run(name).arm_yaml(), &self.experiment.arm(name)?.recipe.to_yaml())?;
+            check_arm_yaml(&runs.run(name), &self.experiment.arm(name)?.recipe.to_yaml())?;
         }
         if has_screen(global) {
-            return self.watch(global, true);
+            return self.watch(global, true, Vec::new());
         }
         match &self.arms[..] {
             [arm] => run::train_here(&self, self.experiment.arm(arm)?, global),
@@ -60,24 +75,25 @@ impl Session {
         }
     }
 
-    /// Opens the console, starting what is not at work if `start`.
-    pub fn watch(self, global: &Global, start: bool) -> Result<Exit> {
-        let Self { experiment, arms, worker_arguments, .. } = self;
+    /// Opens the console, starting what is not at work if `start`. `others` are experiments that could have been meant.
+    pub fn watch(self, global: &Global, start: bool, others: Vec<String>) -> Result<Exit> {
+        let Self { experiment, arms, worker_arguments, stop_after } = self;
         let worker = WorkerCommand {
             executable: this_program()?,
             experiment: experiment.directory.clone(),
             arguments: worker_arguments,
-            sharing: arms.len(),
+            arms: arms.clone(),
         };
-        use_color(global.look.color);
         let options = ConsoleOptions {
             title: experiment.name.clone(),
+            others,
             question: experiment.question.clone(),
             arms,
             planned_validations: verdict::planned_points(&experiment),
             verdict: Some(verdict::source(experiment.clone())),
             worker: Some(worker),
             start_missing_arms: start,
+            stop_after,
             read_only: global.read_only,
             theme: theme(global),
         };
@@ -89,6 +105,7 @@ impl Session {
         let options = SuperviseOptions {
             executable: this_program()?,
             worker_arguments: self.worker_arguments,
+            stop_after: self.stop_after,
             stop: stop_on_signals()?,
         };
         let mut printer = Printer::new(global.json, &self.arms);
@@ -132,13 +149,10 @@ fn stop_on_signals() -> Result<Arc<AtomicUsize>> {
 fn theme(global: &Global) -> console::theme::ThemeChoice {
     let look = global.look;
     let light = if look.light { Some(true) } else { look.dark.then_some(false) };
-    console::theme::ThemeChoice { light, ascii: look.ascii.then_some(true) }
-}
-
-fn use_color(when: ColorWhen) {
-    match when {
-        ColorWhen::Auto => {}
-        ColorWhen::Always => crossterm::style::force_color_output(true),
-        ColorWhen::Never => crossterm::style::force_color_output(false),
-    }
+    let color = match look.color {
+        ColorWhen::Auto => None,
+        ColorWhen::Always => Some(true),
+        ColorWhen::Never => Some(false),
+    };
+    console::theme::ThemeChoice { light, ascii: look.ascii.then_some(true), color }
 }

@@ -65,7 +65,7 @@ impl Target {
         let (state, reason) = view.state(now_ms());
         let nothing = |why: String| Error::refused("not_running", format!("{}: nothing to stop, {why}", self.arm));
         if matches!(state, RunState::Finished | RunState::Stopped | RunState::Failed | RunState::Preempted) {
-            return Err(nothing(format!("it is {}: {reason}", word(state))));
+            return Err(nothing(format!("it is {}: {reason}", state.word())));
         }
         let Some(worker) = WorkerRef::of(view) else { return Err(nothing(reason)) };
         let run = self.reader.run().clone();
@@ -90,31 +90,16 @@ impl Target {
             // The outcome is written before the process is gone; a resume right after this must not find it busy.
             if !at_work && view.liveness != Liveness::Alive {
                 return Ok((
-                    word(state).to_owned(),
-                    format!("{} at step {}: {reason}", word(state), view.steps_done()),
+                    state.word().to_owned(),
+                    format!("{} at step {}: {reason}", state.word(), view.steps_done()),
                 ));
             }
             if asked.elapsed() > patience {
-                let what = format!("{} is still {} after {} s: {reason}", self.arm, word(state), patience.as_secs());
+                let what = format!("{} is still {} after {} s: {reason}", self.arm, state.word(), patience.as_secs());
                 let hint = "it will stop when its step is done; --kill ends it without a checkpoint";
                 return Err(Error::new(Exit::Unavailable, "still_running", what).hint(hint));
             }
             std::thread::sleep(POLL);
         }
-    }
-}
-
-/// The state in a word.
-pub fn word(state: RunState) -> &'static str {
-    match state {
-        RunState::Waiting => "waiting",
-        RunState::Starting => "starting",
-        RunState::Running => "running",
-        RunState::Stalled => "stalled",
-        RunState::Stopping => "stopping",
-        RunState::Stopped => "stopped",
-        RunState::Preempted => "preempted",
-        RunState::Failed => "failed",
-        RunState::Finished => "finished",
     }
 }

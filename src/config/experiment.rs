@@ -63,16 +63,6 @@ impl Experiment {
         }
     }
 
-    /// The same experiment, read again with these `key=value` overrides on top of every arm.
-    pub fn with_overrides(&self, overrides: &[String]) -> Result<Self> {
-        Self::load_with(&self.directory, overrides)
-    }
-
-    /// Where the runs of its arms are, one folder an arm.
-    pub fn runs_directory(&self) -> PathBuf {
-        self.directory.join("runs")
-    }
-
     /// Are the arms the same function before the first step, so that a difference at step 0 is a fault? The geometry
     /// branch starts as an exact no-op and the optimisation has not begun; any other ablated field may change it.
     pub fn arms_start_equal(&self) -> bool {

@@ -172,6 +172,8 @@ pub struct TrainConfig {
     pub accumulate: usize,
     pub lr: f64,
     pub warmup_steps: u64,
+    /// What the rate does after warm-up.
+    pub decay: Decay,
     pub weight_decay: f64,
     pub betas: [f64; 2],
     pub adam_eps: f64,
@@ -183,6 +185,15 @@ pub struct TrainConfig {
     pub keep_last: usize,
     /// Recompute each block in the backward pass instead of keeping its intermediates.
     pub recompute: bool,
+}
+
+/// The learning rate after warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decay {
+    Constant,
+    /// Half a cosine from `lr` to zero at the last step (X-WAM's recipe).
+    Cosine,
 }
 
 /// When and how held-out clips are sampled and measured.

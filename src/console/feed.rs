@@ -3,7 +3,7 @@
 
 use super::app::{Msg, Target};
 use super::run::ConsoleOptions;
-use super::snapshot::{ConsoleSnapshot, LoadProgress};
+use super::snapshot::{ConsoleSnapshot, LoadProgress, ShownRun};
 use super::status;
 use crate::control::{Controller, LocalDriver, Request, WorkerRef};
 use crate::runlog::{ExperimentRuns, Level, RunReader, RunState, RunView, Watcher, now_ms};
@@ -53,16 +53,15 @@ pub fn run(
         last_verdict: None,
         experiment,
         arms: options.arms.clone(),
+        to_start: (options.start_missing_arms && !options.read_only).then_some(options.stop_after),
     };
     #[cfg(debug_assertions)]
     if std::env::var_os("LBVA_TEST_PANIC").is_some_and(|value| value == "runs") {
         panic!("asked to by LBVA_TEST_PANIC");
     }
-    if let Err(error) = feed.first_look(messages) {
-        let _ = messages.send(Msg::LoadFailed(error.to_string()));
-    }
-    if options.start_missing_arms && !options.read_only {
-        feed.start_missing();
+    match feed.first_look(messages) {
+        Ok(()) => feed.start_missing(),
+        Err(error) => drop(messages.send(Msg::LoadFailed(error.to_string()))),
     }
     // Without a watch the slow look remains.
     let watcher = Watcher::new(vec![feed.experiment.root()]).ok();
@@ -85,9 +84,7 @@ pub fn run(
         if look {
             last_look = Instant::now();
             changed = false;
-            if let Err(error) = feed.look(messages) {
-                feed.report_failures(vec![error.to_string()], messages);
-            }
+            feed.look(messages);
         }
         feed.control(messages);
     }
@@ -106,7 +103,9 @@ struct Feed {
     /// The experiment's arms in their order; runs on disk beyond them follow by name.
     arms: Vec<String>,
     readers: Vec<RunReader>,
-    runs: Vec<Arc<RunView>>,
+    runs: Vec<ShownRun>,
+    /// Declared arms are to be started, leaving after this step if one is given; once, after the first look that works.
+    to_start: Option<Option<u64>>,
     /// What the last look couldn't read.
     failed: Vec<String>,
 }
@@ -129,7 +128,10 @@ impl Feed {
                 error
             })
             .collect();
-        self.runs = self.readers.iter().map(|reader| Arc::new(reader.view().clone())).collect();
+        self.runs.resize_with(self.readers.len(), ShownRun::default);
+        for (run, reader) in self.runs.iter_mut().zip(&self.readers) {
+            run.replace(reader.view());
+        }
         self.publish(messages);
         self.report_failures(errors.iter().map(ToString::to_string).collect(), messages);
         Ok(())
@@ -148,8 +150,15 @@ impl Feed {
         Ok(!new.is_empty())
     }
 
-    /// Reads what is new and sends a snapshot if anything is.
-    fn look(&mut self, messages: &Sender<Msg>) -> crate::Result<()> {
+    /// Reads what is new, sends a snapshot if anything is, and starts what could not be started before.
+    fn look(&mut self, messages: &Sender<Msg>) {
+        match self.read(messages) {
+            Ok(()) => self.start_missing(),
+            Err(error) => self.report_failures(vec![error.to_string()], messages),
+        }
+    }
+
+    fn read(&mut self, messages: &Sender<Msg>) -> crate::Result<()> {
         let mut changed = self.find_runs()?;
         let now = now_ms();
         let mut failed = Vec::new();
@@ -159,16 +168,21 @@ impl Feed {
                 failed.push(error.to_string());
                 false
             });
-            match self.runs.get_mut(index) {
-                Some(run) if new => *run = Arc::new(reader.view().clone()),
-                Some(_) => continue,
-                None => self.runs.push(Arc::new(reader.view().clone())),
+            let known = index < self.runs.len();
+            if known && !new {
+                continue;
+            }
+            if !known {
+                self.runs.push(ShownRun::default());
+            }
+            if let Some(run) = self.runs.get_mut(index) {
+                run.replace(reader.view());
             }
             changed = true;
         }
         if let Some(controller) = &mut self.controller {
             for run in &self.runs {
-                controller.view_changed(run, now);
+                controller.view_changed(run.current(), now);
             }
         }
         if changed {
@@ -187,17 +201,18 @@ impl Feed {
     }
 
     fn publish(&mut self, messages: &Sender<Msg>) {
-        let points = self.runs.iter().map(|run| run.validations.len()).sum();
+        let runs: Vec<Arc<RunView>> = self.runs.iter().map(|run| Arc::clone(run.current())).collect();
+        let points = runs.iter().map(|run| run.validations.len()).sum();
         if points != self.judged || self.last_verdict.is_none() {
             self.judged = points;
             if let Some(verdict) = &mut self.verdict {
-                self.last_verdict = verdict(&self.runs);
+                self.last_verdict = verdict(&runs);
             }
         }
         let snapshot = ConsoleSnapshot {
             experiment: self.title.clone(),
             question: self.question.clone(),
-            runs: self.runs.clone(),
+            runs,
             verdict: self.last_verdict.clone(),
             planned_validations: self.planned_validations,
             loaded_ms: now_ms(),
@@ -205,15 +220,16 @@ impl Feed {
         let _ = messages.send(Msg::Snapshot(Arc::new(snapshot)));
     }
 
-    /// Starts every declared arm that is neither at work nor finished.
+    /// Starts every declared arm that is neither at work nor finished, if that was asked for and is still to be done.
     fn start_missing(&mut self) {
         let now = now_ms();
         let Some(controller) = &mut self.controller else { return };
-        for run in &self.runs {
+        let Some(stop_after) = self.to_start.take() else { return };
+        for run in self.runs.iter().map(ShownRun::current) {
             controller.view_changed(run, now);
             let (state, _) = run.state(now);
             if self.arms.contains(&run.arm) && !status::is_active(state) && state != RunState::Finished {
-                controller.ask(&run.arm, Request::Start);
+                controller.ask(&run.arm, Request::Start { stop_after });
             }
         }
     }
@@ -224,7 +240,7 @@ impl Feed {
         let (arm, request) = match &command {
             Command::Stop(target) => (target.arm.as_str(), Request::Stop(worker(target))),
             Command::Kill(target) => (target.arm.as_str(), Request::Kill(worker(target))),
-            Command::Resume { arm } => (arm.as_str(), Request::Start),
+            Command::Resume { arm } => (arm.as_str(), Request::Start { stop_after: None }),
             Command::Refresh => return,
         };
         let Some(controller) = &mut self.controller else {
@@ -232,7 +248,7 @@ impl Feed {
             let _ = messages.send(Msg::EffectResult { ok: false, text });
             return;
         };
-        if let Some(run) = self.runs.iter().find(|run| run.arm == arm) {
+        if let Some(run) = self.runs.iter().map(ShownRun::current).find(|run| run.arm == arm) {
             controller.view_changed(run, now_ms());
         }
         controller.ask(arm, request);
@@ -240,7 +256,12 @@ impl Feed {
 
     fn control(&mut self, messages: &Sender<Msg>) {
         let Some(controller) = &mut self.controller else { return };
-        controller.tick();
+        let ended = controller.reap();
+        if !ended.is_empty() {
+            self.look(messages);
+        }
+        let Some(controller) = &mut self.controller else { return };
+        controller.tick(&ended);
         for report in controller.take_reports() {
             let text = format!("{}: {}", report.arm, report.text);
             let _ = messages.send(Msg::EffectResult { ok: report.level == Level::Info, text });

@@ -2,7 +2,7 @@
 //!
 //! Everything that reaches the screen goes through here, so that a value has one look on every panel.
 
-pub use crate::words::thousands;
+pub use crate::words::{duration, thousands};
 use ratatui::text::Span;
 
 /// Three significant digits without an exponent where that stays readable: `0.0812`, `4.10`, `30.2`, `1,812`.
@@ -38,17 +38,6 @@ pub fn significant_digits(value: f64, digits: usize) -> String {
 fn exponent_after_rounding(value: f64, digits: i32) -> i32 {
     let text = format!("{value:.*e}", (digits - 1) as usize);
     text.rsplit_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0)
-}
-
-/// `44 s`, `3 m 12 s`, `7 h 02 m`, `2 d 03 h`; below a second `0 s`.
-pub fn duration(ms: u64) -> String {
-    let seconds = ms / 1000;
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3_600 => format!("{} m {:02} s", seconds / 60, seconds % 60),
-        3_600..86_400 => format!("{} h {:02} m", seconds / 3_600, seconds / 60 % 60),
-        _ => format!("{} d {:02} h", thousands(seconds / 86_400), seconds / 3_600 % 24),
-    }
 }
 
 /// A step's or a save's time, with its own unit: `431 ms`, `4.10 s`, `2 m 03 s`.
@@ -206,17 +195,10 @@ mod tests {
         ] {
             assert_eq!(significant(value), text, "{value}");
         }
-        assert_eq!(thousands(u64::MAX), "18,446,744,073,709,551,615");
-        assert_eq!(thousands(0), "0");
-        assert_eq!(thousands(1_000), "1,000");
     }
 
     #[test]
     fn times_and_sizes_carry_their_unit() {
-        assert_eq!(duration(44_000), "44 s");
-        assert_eq!(duration(192_000), "3 m 12 s");
-        assert_eq!(duration(25_320_000), "7 h 02 m");
-        assert_eq!(duration(u64::MAX), "213,503,982,334 d 14 h");
         assert_eq!(milliseconds(431.2), "431 ms");
         assert_eq!(milliseconds(4_100.0), "4.10 s");
         assert_eq!(milliseconds(999.9), "1.00 s");

@@ -4,7 +4,6 @@
 //! signals. The console trains nothing: workers are processes of their own, and leaving the console leaves them running.
 
 pub mod app;
-mod choose;
 mod feed;
 mod format;
 pub mod keys;

@@ -4,7 +4,6 @@
 //! ten frames a second and none when nothing changed. The first frame comes before anything is read from disk.
 
 use super::app::{App, Effect, Leave, Msg, StripRequest};
-use super::choose::choose;
 use super::feed::{self, Command};
 use super::format::{fit, pad, thousands};
 use super::snapshot::VerdictView;
@@ -38,6 +37,8 @@ pub type VerdictSource = Box<dyn FnMut(&[Arc<RunView>]) -> Option<VerdictView> +
 pub struct ConsoleOptions {
     /// Name in the header; the folder if empty.
     pub title: String,
+    /// Experiments beside this one that could have been meant; named once.
+    pub others: Vec<String>,
     /// What the experiment asks, in a sentence.
     pub question: String,
     /// Arms in the experiment's order, shown even before their runs exist. Runs on disk beyond them are shown too.
@@ -49,6 +50,8 @@ pub struct ConsoleOptions {
     pub worker: Option<WorkerCommand>,
     /// Start every arm that is neither at work nor finished.
     pub start_missing_arms: bool,
+    /// Arms started so leave with a checkpoint after this step; those resumed from the console do not.
+    pub stop_after: Option<u64>,
     pub read_only: bool,
     pub theme: ThemeChoice,
 }
@@ -61,22 +64,17 @@ pub fn run(directory: &Path, mut options: ConsoleOptions) -> Result<u8> {
     if !directory.is_dir() {
         return Err(Error::data("folder_missing", "no such experiment folder").at(directory));
     }
-    let (directory, others) = choose(directory);
-    let directory = directory.as_path();
     if options.title.is_empty() {
         options.title = directory.display().to_string();
     }
-    // The terminal library decides about colours, since `--color` is told to it; pictures and emphasis must follow.
-    let colourless = crossterm::style::Colored::ansi_color_disabled_memoized();
-    let theme = Theme::detect(options.theme, |name| match name {
-        "NO_COLOR" => colourless.then(|| "1".to_owned()),
-        name => std::env::var(name).ok(),
-    });
+    let theme = Theme::detect(options.theme, |name| std::env::var(name).ok());
+    // The terminal library looks at NO_COLOR itself and knows nothing of the choice.
+    crossterm::style::force_color_output(theme.color);
     let read_only = options.read_only || options.worker.is_none();
     let record = PanicRecord::default();
     let (sender, messages) = unbounded();
-    if !others.is_empty() {
-        let text = format!("also here: {}; name one to watch it instead", others.join(", "));
+    if !options.others.is_empty() {
+        let text = format!("also here: {}; name one to watch it instead", options.others.join(", "));
         let _ = sender.send(Msg::EffectResult { ok: true, text });
     }
     let hook = PanicHook::install(record.clone(), sender.clone());
@@ -94,12 +92,12 @@ pub fn run(directory: &Path, mut options: ConsoleOptions) -> Result<u8> {
     };
     match leave {
         Leave::ByUser => {
-            say_goodbye(directory, last.as_ref());
+            say_goodbye(directory, last.as_ref(), None);
             Ok(Exit::Done.code())
         }
         Leave::Signal(signal) => {
             if signal != SIGHUP {
-                say_goodbye(directory, last.as_ref());
+                say_goodbye(directory, last.as_ref(), Some(signal));
             }
             Ok(Exit::Stopped.code())
         }
@@ -289,9 +287,9 @@ fn forward_signals(mut signals: signal_hook::iterator::Signals, out: &Sender<Msg
 }
 
 /// What stays on the primary screen: how the runs stand and how to come back. Never panics on a dead terminal.
-fn say_goodbye(directory: &Path, app: Option<&App>) {
+fn say_goodbye(directory: &Path, app: Option<&App>, signal: Option<i32>) {
     let mut stdout = std::io::stdout().lock();
-    for line in goodbye(directory, app) {
+    for line in goodbye(directory, app, signal) {
         if writeln!(stdout, "{line}").is_err() {
             return;
         }
@@ -299,10 +297,14 @@ fn say_goodbye(directory: &Path, app: Option<&App>) {
     let _ = stdout.flush();
 }
 
-fn goodbye(directory: &Path, app: Option<&App>) -> Vec<String> {
+fn goodbye(directory: &Path, app: Option<&App>, signal: Option<i32>) -> Vec<String> {
     let arms = app.map(App::arms).unwrap_or_default();
     let shown = PathBuf::from(directory);
     let mut lines = Vec::new();
+    if let Some(signal) = signal {
+        let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+        lines.push(format!("{name} ended the console, not the runs: what was training goes on (exit code 75)"));
+    }
     let names = arms.iter().map(|arm| arm.run.arm.chars().count()).max().unwrap_or(0);
     let mut active = Vec::new();
     for arm in &arms {
@@ -342,4 +344,16 @@ fn goodbye(directory: &Path, app: Option<&App>) -> Vec<String> {
     }
     lines.push(format!("Watch again: lbva-tui {}", shown.display()));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_ended_by_a_signal_says_that_the_runs_go_on() {
+        let lines = goodbye(Path::new("e"), None, Some(SIGTERM));
+        assert_eq!(lines[0], "SIGTERM ended the console, not the runs: what was training goes on (exit code 75)");
+        assert_eq!(goodbye(Path::new("e"), None, None), ["Watch again: lbva-tui e"]);
+    }
 }

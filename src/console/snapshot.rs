@@ -19,6 +19,32 @@ pub struct ConsoleSnapshot {
     pub loaded_ms: u64,
 }
 
+/// One run as it was last shown, and the copy that was shown before it.
+///
+/// A live run of 200,000 steps is 6 MB, and looked at five times a second. A snapshot must not change while the screen
+/// holds it, so a changed run is copied; the copy goes into the memory of the one shown before, which the screen has
+/// let go by then, so that no fresh pages have to be had from the system.
+#[derive(Debug, Default)]
+pub struct ShownRun {
+    current: Arc<RunView>,
+    before: Arc<RunView>,
+}
+
+impl ShownRun {
+    /// Shows `view` from now on.
+    pub fn replace(&mut self, view: &RunView) {
+        std::mem::swap(&mut self.current, &mut self.before);
+        match Arc::get_mut(&mut self.current) {
+            Some(free) => free.clone_from(view),
+            None => self.current = Arc::new(view.clone()),
+        }
+    }
+
+    pub fn current(&self) -> &Arc<RunView> {
+        &self.current
+    }
+}
+
 /// The verdict as the console shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerdictView {
@@ -63,4 +89,31 @@ pub struct PictureRow {
     pub arm: Option<String>,
     /// The picture, or why there is none.
     pub picture: Result<Arc<image::RgbImage>, String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(steps: u64) -> RunView {
+        let mut view = RunView { arm: format!("of {steps}"), ..RunView::default() };
+        view.series.step = (0..steps).collect();
+        view
+    }
+
+    #[test]
+    fn what_the_screen_holds_never_changes_and_what_it_let_go_is_used_again() {
+        let mut shown = ShownRun::default();
+        shown.replace(&view(100));
+        let held = Arc::clone(shown.current());
+        shown.replace(&view(50));
+        shown.replace(&view(60));
+        assert_eq!((&*held, &**shown.current()), (&view(100), &view(60)));
+        drop(held);
+        let memory = shown.current().series.step.as_ptr();
+        shown.replace(&view(50));
+        shown.replace(&view(55));
+        assert_eq!(**shown.current(), view(55));
+        assert_eq!(shown.current().series.step.as_ptr(), memory, "the copy shown before gave its memory");
+    }
 }

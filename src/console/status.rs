@@ -5,21 +5,22 @@
 use super::format::{bytes, duration, milliseconds, percent, significant, significant_digits, thousands};
 use super::metric::Metric;
 use super::theme::Role;
-use crate::runlog::{AttemptView, Outcome, PREEMPTED, Phase, RunState, RunView};
+use crate::runlog::{AttemptView, Outcome, PREEMPTED, RunState, RunView};
 
 /// Glyph, word and role of a state.
 pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {
-    match state {
-        RunState::Waiting => ("○", "waiting", Role::Dim),
-        RunState::Starting => ("◌", "starting", Role::Accent),
-        RunState::Running => ("●", "running", Role::Good),
-        RunState::Stalled => ("◐", "stalled", Role::Warning),
-        RunState::Stopping => ("◑", "stopping", Role::Warning),
-        RunState::Stopped => ("■", "stopped", Role::Warning),
-        RunState::Preempted => ("↯", "preempted", Role::Warning),
-        RunState::Failed => ("✗", "failed", Role::Bad),
-        RunState::Finished => ("✓", "finished", Role::Good),
-    }
+    let (glyph, role) = match state {
+        RunState::Waiting => ("○", Role::Dim),
+        RunState::Starting => ("◌", Role::Accent),
+        RunState::Running => ("●", Role::Good),
+        RunState::Stalled => ("◐", Role::Warning),
+        RunState::Stopping => ("◑", Role::Warning),
+        RunState::Stopped => ("■", Role::Warning),
+        RunState::Preempted => ("↯", Role::Warning),
+        RunState::Failed => ("✗", Role::Bad),
+        RunState::Finished => ("✓", Role::Good),
+    };
+    (glyph, state.word(), role)
 }
 
 /// Is a process of this run at work, as far as anyone can tell?
@@ -41,17 +42,7 @@ pub fn is_old(run: &RunView, now_ms: u64) -> bool {
 /// Phase and progress in words: `caching latents 312 of 720 · about 9 s`.
 pub fn phase_words(run: &RunView, now_ms: u64) -> Option<String> {
     let view = run.phase?;
-    let word = match view.phase {
-        Phase::LoadingData => "loading data",
-        Phase::FittingCodec if view.total == 0 => "waiting for another process to fit the codec",
-        Phase::FittingCodec => "fitting codec",
-        Phase::CachingLatents => "caching latents",
-        Phase::BuildingModel => "building model",
-        Phase::Resuming => "reading checkpoint",
-        Phase::Training => "waiting for the first step",
-        Phase::Validating => "validating",
-        Phase::Saving => "saving",
-    };
+    let word = view.phase.words(view.total);
     if view.total == 0 {
         let since = now_ms.saturating_sub(view.since_ms);
         return Some(if since < 2_000 { word.to_owned() } else { format!("{word} · {}", duration(since)) });

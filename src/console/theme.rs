@@ -31,6 +31,7 @@ pub struct Theme {
 pub struct ThemeChoice {
     pub light: Option<bool>,
     pub ascii: Option<bool>,
+    pub color: Option<bool>,
 }
 
 /// Role of a piece of text.
@@ -107,7 +108,7 @@ impl Theme {
             let background = set("COLORFGBG").and_then(|value| value.rsplit(';').next()?.parse::<u8>().ok());
             background.is_some_and(|background| background == 7 || (9..=15).contains(&background))
         });
-        let color = set("NO_COLOR").is_none();
+        let color = choice.color.unwrap_or_else(|| set("NO_COLOR").is_none());
         let true_color = set("COLORTERM").is_some_and(|value| value == "truecolor" || value == "24bit");
         let pictures = if !color || ascii {
             Pictures::Shades
@@ -225,12 +226,16 @@ mod tests {
         assert!(detect(&[("LANG", "C")], ThemeChoice::default()).ascii);
         assert!(detect(&[utf8, ("LC_ALL", "C")], ThemeChoice::default()).ascii, "LC_ALL wins over LANG");
         assert!(detect(&[utf8, ("TERM", "linux")], ThemeChoice::default()).ascii);
-        assert!(!detect(&[("TERM", "linux")], ThemeChoice { ascii: Some(false), light: None }).ascii);
+        assert!(!detect(&[("TERM", "linux")], ThemeChoice { ascii: Some(false), ..ThemeChoice::default() }).ascii);
         assert!(!detect(&[utf8, ("NO_COLOR", "1")], ThemeChoice::default()).color);
         assert!(detect(&[utf8, ("NO_COLOR", "")], ThemeChoice::default()).color, "empty means unset");
+        let never = ThemeChoice { color: Some(false), ..ThemeChoice::default() };
+        let plain = detect(&[utf8, ("COLORTERM", "truecolor")], never);
+        assert!(!plain.color && plain.pictures == Pictures::Shades, "pictures follow: {plain:?}");
+        assert!(detect(&[utf8, ("NO_COLOR", "1")], ThemeChoice { color: Some(true), ..never }).color);
         assert!(detect(&[utf8, ("COLORFGBG", "0;15")], ThemeChoice::default()).light);
         assert!(!detect(&[utf8, ("COLORFGBG", "15;0")], ThemeChoice::default()).light);
-        assert!(detect(&[utf8], ThemeChoice { light: Some(true), ascii: None }).light);
+        assert!(detect(&[utf8], ThemeChoice { light: Some(true), ..ThemeChoice::default() }).light);
     }
 
     #[test]

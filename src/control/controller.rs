@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// What a person asks of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Start it, or resume it from its newest checkpoint.
-    Start,
+    /// Start it, or resume it from its newest checkpoint; with `stop_after`, it leaves again after that step.
+    Start { stop_after: Option<u64> },
     /// Stop with a checkpoint.
     Stop(WorkerRef),
     /// Stop without one.
@@ -58,7 +58,7 @@ impl Controller {
             return;
         }
         let event = match request {
-            Request::Start => Event::AskStart,
+            Request::Start { stop_after } => Event::AskStart { stop_after },
             Request::Stop(worker) => Event::AskStop(worker),
             Request::Kill(worker) => Event::AskKill(worker),
         };
@@ -70,10 +70,16 @@ impl Controller {
         self.feed(&view.arm, Event::View(Facts::of(view, now_ms)));
     }
 
-    /// Collects ended children and expired timeouts; call it a few times a second. Returns the children that ended.
-    pub fn tick(&mut self) -> Vec<WorkerExit> {
-        let exits = self.driver.reap();
-        for exit in &exits {
+    /// The children that ended since the last call. Read their runs again and pass them to
+    /// [`view_changed`](Self::view_changed), then hand them to [`tick`](Self::tick): whether a worker opened its
+    /// attempt before it ended can only be told from what it wrote until then.
+    pub fn reap(&mut self) -> Vec<WorkerExit> {
+        self.driver.reap()
+    }
+
+    /// Judges the children that [`reap`](Self::reap) found ended, and expired timeouts; call both a few times a second.
+    pub fn tick(&mut self, ended: &[WorkerExit]) {
+        for exit in ended {
             self.feed(&exit.arm, Event::WorkerExited { pid: exit.pid, words: exit.words() });
         }
         let now = Instant::now();
@@ -82,7 +88,6 @@ impl Controller {
         for (_, arm, token) in expired {
             self.feed(&arm, Event::Timeout(token));
         }
-        exits
     }
 
     /// Reports since the last call.

@@ -7,6 +7,7 @@ use crate::runlog::{
 };
 use crate::{Error, Result};
 use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -26,22 +27,40 @@ pub struct WorkerCommand {
     pub experiment: PathBuf,
     /// Further arguments of `run`: `--steps 20`, `--set train.seed=3`.
     pub arguments: Vec<String>,
-    /// Workers that share this machine; each gets its part of the threads.
-    pub sharing: usize,
+    /// Arms that are to train on this machine at a time; each worker gets its part of the threads. Other arms of the
+    /// experiment that are alive here when a worker starts count as well.
+    pub arms: Vec<String>,
 }
 
 impl WorkerCommand {
-    fn build(&self, arm: &str, output: File) -> Result<Command> {
+    fn build(&self, arm: &str, stop_after: Option<u64>, sharing: usize, output: File) -> Result<Command> {
         let errors = output.try_clone().map_err(|error| io_error("cannot share the log", Path::new(arm), &error))?;
         let mut command = Command::new(&self.executable);
         command.args(["--no-ui", "run"]).arg(&self.experiment).args(["--arm", arm]).args(&self.arguments);
-        command.env(THREADS_VARIABLE, threads_each(self.sharing).to_string()).env(DETACHED_WORKER_VARIABLE, "1");
+        if let Some(step) = stop_after {
+            command.args(["--stop-after", &step.to_string()]);
+        }
+        command.env(THREADS_VARIABLE, threads_each(sharing).to_string()).env(DETACHED_WORKER_VARIABLE, "1");
         command.stdin(Stdio::null()).stdout(output).stderr(errors);
         // Its own process group: neither Ctrl-C in our terminal nor the hang-up when that closes reaches it, since the
         // kernel sends both to the foreground group only. (A session of its own would need code between fork and exec.)
         command.process_group(0);
         Ok(command)
     }
+}
+
+/// How many arms the machine is shared by when `arm` starts: those planned, and those alive beside them.
+fn sharing(runs: &ExperimentRuns, planned: &[String], arm: &str) -> usize {
+    let is_alive = |run: &RunDir| {
+        let record = run.newest_attempt().ok().flatten().and_then(|attempt| std::fs::read(attempt.record()).ok());
+        let record = record.and_then(|text| serde_json::from_slice::<AttemptRecord>(&text).ok());
+        record.is_some_and(|record| record.process.liveness() == Liveness::Alive)
+    };
+    // A folder that cannot be listed must not keep a run from starting.
+    let on_disk = runs.list().unwrap_or_default();
+    let alive = on_disk.iter().filter(|run| is_alive(run)).map(RunDir::arm);
+    let arms: BTreeSet<String> = alive.chain(planned.iter().cloned()).chain([arm.to_owned()]).collect();
+    arms.len()
 }
 
 /// An equal share of the threads that this process may use, at least one.
@@ -110,7 +129,7 @@ impl LocalDriver {
     pub fn perform(&mut self, arm: &str, effect: &Effect) -> Option<Event> {
         let run = self.runs.run(arm);
         let done = match effect {
-            Effect::StartWorker => self.start(arm).map(|pid| Some(Event::WorkerStarted { pid })),
+            Effect::StartWorker { stop_after } => self.start(arm, *stop_after).map(|pid| Some(Event::WorkerStarted { pid })),
             Effect::WriteStopFile(worker) => write_stop_file(&run, worker, &self.by).map(|()| None),
             Effect::Signal { worker, signal } => signal_worker(&run, worker, *signal, &self.by).map(|()| None),
             Effect::ScheduleTimeout { .. } | Effect::Report { .. } => Ok(None),
@@ -119,12 +138,13 @@ impl LocalDriver {
     }
 
     /// Starts a detached worker and returns its pid. Its output goes to the run's `worker-start.log` until it opens
-    /// its attempt. Errors: exit 74 if the run folder cannot be written, 70 if the executable cannot be started.
-    pub fn start(&mut self, arm: &str) -> Result<u32> {
+    /// its attempt; with `stop_after`, it leaves again after that step. Errors: exit 74 if the run folder cannot be written, 70 if the executable cannot be started.
+    pub fn start(&mut self, arm: &str, stop_after: Option<u64>) -> Result<u32> {
         let log = open_start_log(&self.runs.run(arm))?;
         let log_start = log.metadata().map_or(0, |metadata| metadata.len());
+        let sharing = sharing(&self.runs, &self.command.arms, arm);
         let child =
-            self.command.build(arm, log)?.spawn().map_err(|error| {
+            self.command.build(arm, stop_after, sharing, log)?.spawn().map_err(|error| {
                 Error::crash(format!("cannot start a worker: {error}")).at(&self.command.executable)
             })?;
         let pid = child.id();

@@ -103,8 +103,10 @@ pub enum State {
 /// What can happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Start the run, or resume it from its newest checkpoint.
-    AskStart,
+    /// Start the run, or resume it from its newest checkpoint; with `stop_after`, leave again after that step.
+    AskStart {
+        stop_after: Option<u64>,
+    },
     /// Stop with a checkpoint.
     AskStop(WorkerRef),
     /// Stop without one.
@@ -116,7 +118,8 @@ pub enum Event {
     WorkerStarted {
         pid: u32,
     },
-    /// A process started from here has ended; `words` say how, in its own last words if it had any.
+    /// A process started from here has ended; `words` say how, in its own last words if it had any. The view that goes
+    /// before must have been read after that end: what it does not show then, the worker never recorded.
     WorkerExited {
         pid: u32,
         words: String,
@@ -131,7 +134,7 @@ pub enum Event {
 /// What is to be done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    StartWorker,
+    StartWorker { stop_after: Option<u64> },
     WriteStopFile(WorkerRef),
     Signal { worker: WorkerRef, signal: WorkerSignal },
     ScheduleTimeout { after_ms: u64, token: Token },
@@ -168,7 +171,7 @@ impl RunControl {
     /// Takes one event and says what to do.
     pub fn handle(&mut self, event: Event) -> Vec<Effect> {
         match event {
-            Event::AskStart => self.ask_start(),
+            Event::AskStart { stop_after } => self.ask_start(stop_after),
             Event::AskStop(worker) => self.ask_stop(worker),
             Event::AskKill(worker) => self.ask_kill(worker),
             Event::View(facts) => self.view(facts),
@@ -179,7 +182,7 @@ impl RunControl {
         }
     }
 
-    fn ask_start(&mut self) -> Vec<Effect> {
+    fn ask_start(&mut self, stop_after: Option<u64>) -> Vec<Effect> {
         if let State::Launching { .. } = self.state {
             return vec![warning("not started: a worker is already being started")];
         }
@@ -198,7 +201,7 @@ impl RunControl {
         let after = self.facts.as_ref().map_or(0, Facts::attempt);
         let token = self.new_token();
         self.state = State::Launching { after, token };
-        vec![Effect::StartWorker, Effect::ScheduleTimeout { after_ms: LAUNCH_TIMEOUT_MS, token }]
+        vec![Effect::StartWorker { stop_after }, Effect::ScheduleTimeout { after_ms: LAUNCH_TIMEOUT_MS, token }]
     }
 
     /// Refuses a request whose worker is not the one that lives now.
@@ -345,7 +348,7 @@ impl RunControl {
     fn effect_failed(&mut self, effect: &Effect, words: &str) -> Vec<Effect> {
         let error = |text: String| vec![Effect::Report { level: Level::Error, text }];
         match effect {
-            Effect::StartWorker => {
+            Effect::StartWorker { .. } => {
                 match self.facts.clone() {
                     Some(facts) => self.follow(&facts),
                     None => self.state = State::Waiting,
@@ -425,8 +428,8 @@ mod tests {
     #[test]
     fn from_waiting_to_finished() {
         let mut control = at(RunState::Waiting, 0);
-        let effects = control.handle(Event::AskStart);
-        assert_eq!(effects.first(), Some(&Effect::StartWorker));
+        let effects = control.handle(Event::AskStart { stop_after: None });
+        assert_eq!(effects.first(), Some(&Effect::StartWorker { stop_after: None }));
         assert!(matches!(control.state(), State::Launching { after: 0, .. }));
         control.handle(Event::WorkerStarted { pid: 4001 });
         control.handle(Event::View(facts(RunState::Waiting, 0)));
@@ -440,7 +443,7 @@ mod tests {
             assert_eq!(control.handle(Event::View(facts(seen, 1))), []);
             assert_eq!(control.state(), &expected);
         }
-        assert!(report(&control.handle(Event::AskStart)).1.contains("all steps are done"));
+        assert!(report(&control.handle(Event::AskStart { stop_after: None })).1.contains("all steps are done"));
     }
 
     #[test]
@@ -457,8 +460,8 @@ mod tests {
         let effects = control.handle(Event::View(facts(RunState::Stopped, 3)));
         assert_eq!(report(&effects), (Level::Info, "stopped: Stopped"));
         assert_eq!(control.state(), &State::Stopped);
-        let effects = control.handle(Event::AskStart);
-        assert_eq!(effects[0], Effect::StartWorker);
+        let effects = control.handle(Event::AskStart { stop_after: None });
+        assert_eq!(effects[0], Effect::StartWorker { stop_after: None });
         control.handle(Event::View(facts(RunState::Stopped, 3)));
         assert!(matches!(control.state(), State::Launching { after: 3, .. }));
         control.handle(Event::View(facts(RunState::Starting, 4)));
@@ -494,7 +497,7 @@ mod tests {
         let mut control = RunControl::default();
         control.handle(Event::View(Facts { liveness: Liveness::Unknown, ..facts(RunState::Stalled, 3) }));
         assert!(report(&control.handle(Event::AskKill(worker(3)))).1.contains("cannot be reached"));
-        assert!(report(&control.handle(Event::AskStart)).1.contains("cannot be seen"));
+        assert!(report(&control.handle(Event::AskStart { stop_after: None })).1.contains("cannot be seen"));
     }
 
     #[test]
@@ -537,8 +540,8 @@ mod tests {
     #[test]
     fn a_worker_that_dies_before_its_attempt_brings_the_old_state_back_with_its_last_words() {
         let mut control = at(RunState::Stopped, 3);
-        let token = token_of(&control.handle(Event::AskStart));
-        assert!(report(&control.handle(Event::AskStart)).1.contains("already being started"));
+        let token = token_of(&control.handle(Event::AskStart { stop_after: None }));
+        assert!(report(&control.handle(Event::AskStart { stop_after: None })).1.contains("already being started"));
         assert_eq!(report(&control.handle(Event::Timeout(token))).0, Level::Warning);
         let exited = Event::WorkerExited { pid: 9, words: "exited with code 78: identity differs".to_owned() };
         assert_eq!(
@@ -546,10 +549,30 @@ mod tests {
             (Level::Error, "not started: worker 9 exited with code 78: identity differs")
         );
         assert_eq!(control.state(), &State::Stopped);
-        control.handle(Event::AskStart);
-        let failed = Event::EffectFailed { effect: Effect::StartWorker, words: "no such file".to_owned() };
+        control.handle(Event::AskStart { stop_after: None });
+        let failed = Event::EffectFailed { effect: Effect::StartWorker { stop_after: None }, words: "no such file".to_owned() };
         assert_eq!(report(&control.handle(failed)), (Level::Error, "not started: no such file"));
         assert_eq!(control.state(), &State::Stopped);
+    }
+
+    #[test]
+    fn a_worker_that_opened_its_attempt_was_started_however_soon_it_ended() {
+        let mut control = at(RunState::Waiting, 0);
+        control.handle(Event::AskStart { stop_after: None });
+        assert_eq!(control.handle(Event::View(facts(RunState::Failed, 1))), []);
+        let exited = Event::WorkerExited { pid: 4001, words: "exited with code 65".to_owned() };
+        assert_eq!(control.handle(exited), [], "the run's own record says how it ended");
+        assert_eq!(control.state(), &State::Failed);
+    }
+
+    #[test]
+    fn only_the_start_that_asked_for_it_ends_early() {
+        let mut control = at(RunState::Waiting, 0);
+        let effects = control.handle(Event::AskStart { stop_after: Some(50) });
+        assert_eq!(effects[0], Effect::StartWorker { stop_after: Some(50) });
+        control.handle(Event::View(facts(RunState::Stopped, 1)));
+        let effects = control.handle(Event::AskStart { stop_after: None });
+        assert_eq!(effects[0], Effect::StartWorker { stop_after: None });
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub struct SuperviseOptions {
     pub executable: PathBuf,
     /// Passed on to each worker: `--steps 20`.
     pub worker_arguments: Vec<String>,
+    /// Each worker leaves with a checkpoint after this step.
+    pub stop_after: Option<u64>,
     /// 0 until a signal asks to stop, then its number; as `signal_hook::flag::register_usize` sets it.
     pub stop: Arc<AtomicUsize>,
 }
@@ -75,20 +77,21 @@ pub fn supervise(
         executable: options.executable.clone(),
         experiment: experiment.to_owned(),
         arguments: options.worker_arguments.clone(),
-        sharing: arms.len(),
+        arms: arms.to_vec(),
     };
     let runs = ExperimentRuns::new(experiment);
     let mut controller = Controller::new(LocalDriver::new(command, "supervisor"), false);
     let mut followed = Vec::new();
     for arm in arms {
-        followed.push(Followed::begin(arm, &runs, &mut controller)?);
+        followed.push(Followed::begin(arm, &runs, &mut controller, options.stop_after)?);
     }
     loop {
-        let exits = controller.tick();
+        let exits = controller.reap();
         let signal = options.stop.load(Ordering::Relaxed);
         for run in &mut followed {
             run.advance(&mut controller, signal, on_progress)?;
         }
+        controller.tick(&exits);
         let mut ended: BTreeMap<String, WorkerExit> = exits.into_iter().map(|exit| (exit.arm.clone(), exit)).collect();
         for run in &mut followed {
             if let Some(exit) = ended.remove(&run.arm) {
@@ -124,7 +127,12 @@ struct Followed {
 }
 
 impl Followed {
-    fn begin(arm: &str, runs: &ExperimentRuns, controller: &mut Controller) -> Result<Self> {
+    fn begin(
+        arm: &str,
+        runs: &ExperimentRuns,
+        controller: &mut Controller,
+        stop_after: Option<u64>,
+    ) -> Result<Self> {
         let tail = Tail::begin(arm, runs.run(arm).root())?;
         let attempts_before = tail.view().attempts.len();
         let mut followed = Self { arm: arm.to_owned(), tail, attempts_before, stop_asked: false, outcome: None };
@@ -138,7 +146,7 @@ impl Followed {
             }
             (Ok(_), _) => {
                 controller.view_changed(view, now_ms());
-                controller.ask(arm, Request::Start);
+                controller.ask(arm, Request::Start { stop_after });
             }
         }
         Ok(followed)

@@ -15,6 +15,9 @@ pub enum Initialiser {
     One,
     /// N(0, std).
     Normal(f64),
+    /// Orthonormal columns (rows, if there are fewer rows) over the flattened trailing dimensions: nothing of the input
+    /// is lost or hard to get back.
+    Orthonormal,
     /// Uniform in +-sqrt(6 / (fan_in + fan_out)): Wan's Linear layers.
     Xavier,
 }
@@ -29,15 +32,17 @@ pub struct ParameterSpec {
 
 /// All parameters of the model, in a fixed order: trunk and codecs under X-WAM's names, then `geometry.*` if enabled.
 ///
-/// Initialisation follows Wan2.2 `WanModel.init_weights` and X-WAM `init_new_weights`, but for `head.head.weight`:
-/// Wan starts it at zero, which would make every prediction of an untrained model exactly zero and the comparison of
-/// two arms at step 0 empty. Here it starts at N(0, 0.02).
+/// Initialisation follows Wan2.2 `WanModel.init_weights` and X-WAM `init_new_weights`, but for two things that only
+/// matter to a model trained from nothing. Wan starts `head.head.weight` at zero, which would make every prediction of
+/// an untrained model exactly zero and the comparison of two arms at step 0 empty; here it is N(0, 0.02). And the patch
+/// embedding is orthonormal instead of Xavier: a velocity contains the noise of every latent value, so the head has to
+/// undo this map, and a random one that is nearly square is nearly singular.
 pub fn parameter_specs(config: &ModelConfig) -> Vec<ParameterSpec> {
     let mut list = List(Vec::new());
     let (dim, codec) = (config.dim, Initialiser::Normal(0.02));
     let [_, patch_h, patch_w] = config.patch_size;
     let patch = [dim, config.in_dim, config.patch_size[0], patch_h, patch_w];
-    list.add("patch_embedding.weight", &patch, Initialiser::Xavier);
+    list.add("patch_embedding.weight", &patch, Initialiser::Orthonormal);
     list.add("patch_embedding.bias", &[dim], Initialiser::Zero);
     list.add("view_embedding.weight", &[config.num_views, dim], codec);
     list.mlp("text_embedding", config.text_dim, dim, dim, codec);
@@ -175,10 +180,52 @@ fn initial_values(spec: &ParameterSpec, seed: u64) -> Vec<f32> {
         Initialiser::Zero => vec![0.0; count],
         Initialiser::One => vec![1.0; count],
         Initialiser::Normal(std) => (0..count).map(|_| (std * draw.normal()) as f32).collect(),
+        Initialiser::Orthonormal => orthonormal(spec.shape[0], count / spec.shape[0], &mut draw),
         Initialiser::Xavier => {
             let fan_out = spec.shape[0];
             let bound = (6.0 / (count / fan_out + fan_out) as f64).sqrt();
             (0..count).map(|_| (bound * (2.0 * draw.uniform() - 1.0)) as f32).collect()
+        }
+    }
+}
+
+/// Random [rows, columns] with orthonormal columns, or rows if there are fewer of them (Gram-Schmidt in f64, twice).
+fn orthonormal(rows: usize, columns: usize, draw: &mut Draw) -> Vec<f32> {
+    let (length, number) = (rows.max(columns), rows.min(columns));
+    let mut vectors: Vec<Vec<f64>> = Vec::with_capacity(number);
+    for _ in 0..number {
+        let mut vector: Vec<f64> = (0..length).map(|_| draw.normal()).collect();
+        for _ in 0..2 {
+            for earlier in &vectors {
+                let along: f64 = vector.iter().zip(earlier).map(|(a, b)| a * b).sum();
+                vector.iter_mut().zip(earlier).for_each(|(value, earlier)| *value -= along * earlier);
+            }
+        }
+        let norm = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
+        vector.iter_mut().for_each(|value| *value /= norm);
+        vectors.push(vector);
+    }
+    let at = |row: usize, column: usize| if rows >= columns { vectors[column][row] } else { vectors[row][column] };
+    (0..rows * columns).map(|index| at(index / columns, index % columns) as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orthonormal_columns_are() {
+        for (rows, columns) in [(7, 4), (4, 7), (5, 5)] {
+            let matrix = orthonormal(rows, columns, &mut Draw::new(1, Purpose::Initialise, 0, ""));
+            let at =
+                |i: usize, k: usize| if rows >= columns { matrix[k * columns + i] } else { matrix[i * columns + k] };
+            for (a, b) in (0..rows.min(columns)).flat_map(|a| (0..=a).map(move |b| (a, b))) {
+                let product: f32 = (0..rows.max(columns)).map(|k| at(a, k) * at(b, k)).sum();
+                assert!(
+                    (product - f32::from(u8::from(a == b))).abs() < 1e-6,
+                    "{rows} x {columns}: {a}, {b}: {product}"
+                );
+            }
         }
     }
 }

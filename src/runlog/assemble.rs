@@ -2,8 +2,9 @@
 
 use super::event::{AttemptStarted, Event, EventLine, Level, Phase, StepEvent};
 use super::parse::StepColumns;
-use super::state::{duration, progress};
+use super::state::progress;
 use super::view::{AttemptView, LogLine, PhaseView, RunView, SaveView, ValidationPoint};
+use crate::words::duration;
 
 /// Log lines kept in a view.
 const LOG_LINES: usize = 2000;

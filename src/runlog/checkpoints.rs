@@ -3,8 +3,8 @@
 //! A checkpoint `checkpoints/step-00000500/` is complete if its `manifest.json` is valid and every file it lists has the
 //! listed size (and, where asked for, the listed SHA-256). Anything else is skipped with a warning, never loaded.
 
-use crate::files::{create_folder, io_error, sync_folder, write_whole};
 use super::paths::{RunDir, folder_names, parse_step_name, step_name};
+use crate::files::{create_folder, io_error, sync_folder, write_whole};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 const MANIFEST: &str = "manifest.json";
 const TEMPORARY: &str = ".tmp-";
+/// Checkpoints that a resume could not use; kept for a person to look at, seen by nothing else.
+const BAD: &str = ".bad-";
 
 /// How thoroughly completeness is proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +186,20 @@ impl CheckpointStore {
             remove_folder(&doomed)?;
         }
         Ok(removed)
+    }
+
+    /// Moves every checkpoint newer than `step` (all, for `None`) out of the way, as `.bad-step-NNNNNNNN`: what a resume
+    /// from `step` passed over. Left in place, it would pass for saved once the run gets to its step again, and push
+    /// good ones out when old ones are pruned. Only for the holder of the run's lock.
+    pub fn set_aside_newer_than(&self, step: Option<u64>) -> Result<()> {
+        for newer in self.list()?.into_iter().filter(|&newer| step.is_none_or(|step| newer > step)) {
+            let path = self.path(newer);
+            let aside = self.folder.join(format!("{BAD}{}", step_name(newer)));
+            remove_folder(&aside)?;
+            std::fs::rename(&path, &aside)
+                .map_err(|error| io_error("cannot move the damaged checkpoint aside", &path, &error))?;
+        }
+        Ok(())
     }
 
     /// Removes what killed workers left half-written. Only for the holder of the run's lock.

@@ -76,6 +76,23 @@ pub enum Phase {
     Saving,
 }
 
+impl Phase {
+    /// The phase in words, wherever it is shown. A `total` of 0 in fitting says that another process does it.
+    pub fn words(self, total: u64) -> &'static str {
+        match self {
+            Self::LoadingData => "loading data",
+            Self::FittingCodec if total == 0 => "waiting for another process to fit the codec",
+            Self::FittingCodec => "fitting the codec",
+            Self::CachingLatents => "caching latents",
+            Self::BuildingModel => "building the model",
+            Self::Resuming => "reading the checkpoint",
+            Self::Training => "waiting for the first step",
+            Self::Validating => "validating",
+            Self::Saving => "saving a checkpoint",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepEvent {
     /// Completed optimizer steps, this one included (the first step is 1).

@@ -1,6 +1,8 @@
 //! A run is bound to what it was started with; a later attempt that differs is refused, every difference named.
 
-use crate::files::{create_new, io_error};
+use super::checkpoints::CheckpointStore;
+use super::paths::{RunDir, folder_names};
+use crate::files::{create_new, io_error, remove_file};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -65,38 +67,72 @@ pub(super) fn bind_identity(path: &Path, identity: &Value) -> Result<()> {
     }
     let recorded = std::fs::read(path).map_err(|error| io_error("cannot read the run's identity", path, &error))?;
     let recorded: Value = serde_json::from_slice(&recorded).map_err(|error| {
-        Error::refused("identity_unreadable", format!("the run's identity is damaged: {error}"))
-            .at(path)
-            .hint("use another run folder; this one cannot be proven to belong to this configuration")
+        Error::refused("identity_unreadable", format!("the run's identity is damaged: {error}")).at(path).hint(FRESH)
     })?;
     refuse_differences("identity_differs", "this run was started with another identity", path, &recorded, identity)
 }
 
-/// Creates `arm.yaml`, or compares with the one that is there: by values, so that layout and comments may change.
+/// Creates `arm.yaml` unless it is there; [`check_arm_yaml`] has compared it.
 pub(super) fn bind_arm_yaml(path: &Path, text: &str) -> Result<()> {
-    if create_new(path, text.as_bytes())? {
-        return Ok(());
-    }
-    check_arm_yaml(path, text)
+    create_new(path, text.as_bytes()).map(drop)
 }
 
-/// Refuses (exit 78) if a run's recorded configuration differs from `text`; a run that has none yet passes.
-pub fn check_arm_yaml(path: &Path, text: &str) -> Result<()> {
-    let recorded = match std::fs::read(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        read => read.map_err(|error| io_error("cannot read the run's configuration", path, &error))?,
+/// What a run has recorded of its configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// Nothing, or the same configuration.
+    Fits,
+    /// Another one, but no checkpoint and no validation point came of it: there is nothing to protect.
+    Unused,
+}
+
+/// Compares a run's `arm.yaml` with `text`, by values: layout and comments may change.
+///
+/// # Errors
+/// `arm_differs` (exit 78) with every differing field, if the run has results of another configuration.
+pub fn check_arm_yaml(run: &RunDir, text: &str) -> Result<Recorded> {
+    let path = run.arm_yaml();
+    let recorded = match std::fs::read(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Recorded::Fits),
+        read => read.map_err(|error| io_error("cannot read the run's configuration", &path, &error))?,
     };
     if recorded == text.as_bytes() {
-        return Ok(());
+        return Ok(Recorded::Fits);
     }
-    let recorded: Value = serde_yaml::from_slice(&recorded).map_err(|error| {
+    let unreadable = |error| {
         Error::refused("arm_yaml_unreadable", format!("the run's configuration is damaged: {error}"))
-            .at(path)
-            .hint("use another run folder")
-    })?;
+            .at(&path)
+            .hint(FRESH)
+    };
     let now: Value = serde_yaml::from_str(text).map_err(|error| Error::crash(format!("resolved arm: {error}")))?;
-    refuse_differences("arm_differs", "this run was started with another configuration", path, &recorded, &now)
+    let differs = serde_yaml::from_slice(&recorded).map_err(unreadable).and_then(|recorded: Value| {
+        refuse_differences("arm_differs", "this run was started with another configuration", &path, &recorded, &now)
+    });
+    match differs {
+        Err(_) if !has_results(run)? => Ok(Recorded::Unused),
+        differs => differs.map(|()| Recorded::Fits),
+    }
 }
+
+/// Has the run a checkpoint (whole or not) or a validation point?
+fn has_results(run: &RunDir) -> Result<bool> {
+    let validated = || folder_names(&run.validation()).map(|names| !names.is_empty());
+    Ok(!CheckpointStore::new(run).list()?.is_empty() || validated()?)
+}
+
+/// Moves the configuration and identity that nothing came of into the folder of the last attempt that used them.
+pub(super) fn retire(run: &RunDir) -> Result<()> {
+    let Some(attempt) = run.newest_attempt()? else { return remove_file(&run.arm_yaml()) };
+    for path in [run.arm_yaml(), run.identity()] {
+        let Some(name) = path.file_name().filter(|_| path.exists()) else { continue };
+        std::fs::rename(&path, attempt.root().join(name))
+            .map_err(|error| io_error("cannot retire the unused configuration", &path, &error))?;
+    }
+    Ok(())
+}
+
+/// The way out of a refusal.
+const FRESH: &str = "undo the change, or begin anew with --fresh, which moves the present run aside";
 
 /// Fields that say where something lies. What lies there is hashed in the identity, so a checkout or a mount that
 /// moved does not make another run.
@@ -109,7 +145,5 @@ fn refuse_differences(code: &'static str, what: &str, path: &Path, recorded: &Va
         return Ok(());
     }
     let list = found.iter().map(Difference::to_string).collect::<Vec<_>>().join("; ");
-    Err(Error::refused(code, format!("{what}: {list}"))
-        .at(path)
-        .hint("undo the change, or train under another arm or experiment name; nothing is overwritten"))
+    Err(Error::refused(code, format!("{what}: {list}")).at(path).hint(FRESH))
 }

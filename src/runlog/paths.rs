@@ -1,7 +1,7 @@
 //! Names of everything in a run directory, in one place: no other module spells a file name of it.
 
-use crate::files::io_error;
 use crate::Result;
+use crate::files::{create_folder, io_error};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -165,6 +165,22 @@ impl ExperimentRuns {
 
     pub fn run(&self, arm: &str) -> RunDir {
         RunDir::new(self.root().join(arm))
+    }
+
+    /// Moves a run aside, whole, to `.old/<arm>-1` (or the next free number), so that the arm can begin anew.
+    /// Returns where it went; `None` if there is no run. Only for the holder of the run's lock.
+    pub fn set_aside(&self, arm: &str) -> Result<Option<PathBuf>> {
+        let run = self.run(arm);
+        if !run.root().exists() {
+            return Ok(None);
+        }
+        let old = self.root().join(".old");
+        create_folder(&old)?;
+        let free = (1u32..).map(|number| old.join(format!("{arm}-{number}"))).find(|path| !path.exists());
+        let Some(aside) = free else { return Ok(None) };
+        std::fs::rename(run.root(), &aside)
+            .map_err(|error| io_error("cannot move the run aside", run.root(), &error))?;
+        Ok(Some(aside))
     }
 
     /// Runs on disk, by name; empty before the first start.

@@ -5,15 +5,15 @@
 //! it read everything again. Nothing is ever written here.
 
 use super::assemble::Assembler;
-use crate::files::io_error;
 use super::checkpoints::{Check, CheckpointStore};
 use super::event::{AttemptStarted, Event, Level, Outcome};
 use super::parse::{Line, any_line, step_line};
 use super::paths::{AttemptDir, RunDir};
 use super::process::ProcessIdentity;
 use super::view::{Liveness, OutcomeView, RunView, SaveView};
-use super::writer::{AttemptRecord, KillRecord, OutcomeRecord};
+use super::writer::{AttemptRecord, KillRecord, OutcomeRecord, StopWatch};
 use crate::Result;
+use crate::files::io_error;
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use std::fs::{File, Metadata};
@@ -289,7 +289,8 @@ impl RunReader {
         }
         let view = &mut self.assembler.view;
         let over = view.outcome.is_some() || view.liveness == Liveness::Dead;
-        view.stop_requested = !over && (self.assembler.stop_announced || self.run.stop_request().exists());
+        view.stop_requested = !over && (self.assembler.stop_announced
+                || newest_attempt.is_some_and(|attempt| StopWatch::of(&self.run, attempt).requested().is_some()));
         Ok(before != self.evidence())
     }
 

@@ -2,6 +2,7 @@
 
 use super::event::{Outcome, Phase};
 use super::view::{AttemptView, Liveness, OutcomeView, RunState, RunView};
+use crate::words::{duration, thousands};
 
 /// Steps whose median is the run's pace.
 const PACE_STEPS: usize = 64;
@@ -58,11 +59,6 @@ impl RunView {
             return Some(upper);
         }
         Some((f64::from(*times.get(middle.checked_sub(1)?)?) + upper) / 2.0)
-    }
-
-    /// Steps a second at the present pace, validation and saving left out.
-    pub fn steps_per_second(&self) -> Option<f64> {
-        self.median_step_ms().filter(|ms| *ms > 0.0).map(|ms| 1000.0 / ms)
     }
 
     /// Time to the last step: the steps at the present pace, plus the validations and saves still due at the cost of
@@ -215,47 +211,13 @@ impl RunView {
 
 /// `caching latents 312/720`.
 pub(super) fn progress(phase: Phase, done: u64, total: u64) -> String {
-    let words = match phase {
-        Phase::LoadingData => "loading data",
-        Phase::FittingCodec if total == 0 => "waiting for another process to fit the codec",
-        Phase::FittingCodec => "fitting the codec",
-        Phase::CachingLatents => "caching latents",
-        Phase::BuildingModel => "building the model",
-        Phase::Resuming => "resuming from the checkpoint",
-        Phase::Training => "waiting for the first step",
-        Phase::Validating => "validating",
-        Phase::Saving => "saving a checkpoint",
-    };
+    let words = phase.words(total);
     if total > 1 { format!("{words} {}/{}", thousands(done), thousands(total)) } else { words.to_owned() }
 }
 
 /// `4.10 s`.
 fn seconds(ms: f64) -> String {
     format!("{:.2} s", ms / 1000.0)
-}
-
-/// `45 s`, `3 min 12 s`, `7 h 02 min`, `3 d 4 h`.
-pub(super) fn duration(ms: u64) -> String {
-    let seconds = ms / 1000;
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
-}
-
-/// `12,345`.
-fn thousands(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -353,7 +315,7 @@ mod tests {
         let mut run = view(&[(1, 0, 20)], 100);
         assert_eq!(said(&run, 29_999), (RunState::Running, "4.10 s a step".to_owned()));
         assert_eq!(said(&run, 30_000).0, RunState::Running, "at least 30 s");
-        assert_eq!(said(&run, 192_000), (RunState::Stalled, "no event for 3 min 12 s; median step 4.10 s".to_owned()));
+        assert_eq!(said(&run, 192_000), (RunState::Stalled, "no event for 3 m 12 s; median step 4.10 s".to_owned()));
         run.liveness = Liveness::Unknown;
         assert!(said(&run, 192_000).1.ends_with("host node7 cannot be seen from here"));
         let mut slow = view(&[(1, 0, 20)], 100);
@@ -373,7 +335,7 @@ mod tests {
         let mut run = view(&[(1, 0, 0)], 100);
         run.phase = phase(Phase::CachingLatents, 1312, 7200);
         assert_eq!(said(&run, 0), (RunState::Starting, "caching latents 1,312/7,200".to_owned()));
-        let silent = "caching latents 1,312/7,200; no word for 1 h 02 min";
+        let silent = "caching latents 1,312/7,200; no word for 1 h 02 m";
         assert_eq!(said(&run, 3_720_000), (RunState::Starting, silent.to_owned()));
         run.liveness = Liveness::Unknown;
         assert_eq!(said(&run, 3_720_000).0, RunState::Stalled);
@@ -412,12 +374,5 @@ mod tests {
         run.phase = phase(Phase::Saving, 0, 1);
         assert_eq!(said(&run, 0).1, "saving a checkpoint before it stops");
         assert!(said(&run, 60_000).1.contains("asked to stop"));
-    }
-
-    #[test]
-    fn numbers_read_well() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
-        let spans = [0, 59_999, 60_000, 3_599_000, 3_600_000, 86_400_000, 97_200_000].map(duration);
-        assert_eq!(spans, ["0 s", "59 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 d 0 h", "1 d 3 h"]);
     }
 }

@@ -6,7 +6,7 @@ use super::event::{AttemptStarted, Level, Memory, Outcome, Phase, StepEvent, Val
 use std::path::PathBuf;
 
 /// One run (an arm being trained, over any number of attempts).
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct RunView {
     /// Arm name: the folder's name.
     pub arm: String,
@@ -29,8 +29,50 @@ pub struct RunView {
     pub outcome: Option<OutcomeView>,
     /// Is the worker of the newest attempt alive, as far as this machine can tell.
     pub liveness: Liveness,
-    /// A stop request file lies in `control/`.
+    /// The newest attempt is asked to stop: by a request in `control/` that means it, or by its own word.
     pub stop_requested: bool,
+}
+
+/// By hand for `clone_from`, as for [`Series`].
+impl Clone for RunView {
+    fn clone(&self) -> Self {
+        let mut copy = Self::default();
+        copy.clone_from(self);
+        copy
+    }
+
+    fn clone_from(&mut self, source: &Self) {
+        let Self {
+            arm,
+            directory,
+            attempts,
+            series,
+            validations,
+            last_save,
+            log,
+            phase,
+            last_step,
+            last_event_ms,
+            bad_lines,
+            outcome,
+            liveness,
+            stop_requested,
+        } = source;
+        self.arm.clone_from(arm);
+        self.directory.clone_from(directory);
+        self.attempts.clone_from(attempts);
+        self.series.clone_from(series);
+        self.validations.clone_from(validations);
+        self.last_save = *last_save;
+        self.log.clone_from(log);
+        self.phase = *phase;
+        self.last_step.clone_from(last_step);
+        self.last_event_ms = *last_event_ms;
+        self.bad_lines = *bad_lines;
+        self.outcome.clone_from(outcome);
+        self.liveness = *liveness;
+        self.stop_requested = *stop_requested;
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -59,11 +101,25 @@ pub struct SaveView {
     pub time_ms: u64,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct LogLine {
     pub time_ms: u64,
     pub level: Level,
     pub text: String,
+}
+
+/// By hand for `clone_from`, as for [`Series`].
+impl Clone for LogLine {
+    fn clone(&self) -> Self {
+        Self { time_ms: self.time_ms, level: self.level, text: self.text.clone() }
+    }
+
+    fn clone_from(&mut self, source: &Self) {
+        let Self { time_ms, level, text } = source;
+        self.time_ms = *time_ms;
+        self.level = *level;
+        self.text.clone_from(text);
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -95,7 +151,7 @@ pub enum Liveness {
 
 /// Per-step columns, in order of arrival. Steps repeated after a resume appear twice, told apart by attempt;
 /// `superseded` marks the earlier copies so that charts draw the line that was continued.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Series {
     pub step: Vec<u64>,
     pub attempt: Vec<u32>,
@@ -104,6 +160,27 @@ pub struct Series {
     pub step_ms: Vec<f32>,
     pub memory_bytes: Vec<f32>,
     pub padding_waste: Vec<f32>,
+}
+
+/// By hand for `clone_from`, which keeps the memory of the copy it replaces: a long run's columns are megabytes, and
+/// asking the system for fresh pages at every look would cost more than filling them.
+impl Clone for Series {
+    fn clone(&self) -> Self {
+        let mut copy = Self::default();
+        copy.clone_from(self);
+        copy
+    }
+
+    fn clone_from(&mut self, source: &Self) {
+        let Self { step, attempt, superseded, loss, step_ms, memory_bytes, padding_waste } = source;
+        self.step.clone_from(step);
+        self.attempt.clone_from(attempt);
+        self.superseded.clone_from(superseded);
+        self.loss.clone_from(loss);
+        self.step_ms.clone_from(step_ms);
+        self.memory_bytes.clone_from(memory_bytes);
+        self.padding_waste.clone_from(padding_waste);
+    }
 }
 
 impl Series {
@@ -135,6 +212,23 @@ pub enum RunState {
     /// Ended with an error, or died without a word.
     Failed,
     Finished,
+}
+
+impl RunState {
+    /// The state in a word, the same on every screen and in every document.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Stalled => "stalled",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+            Self::Preempted => "preempted",
+            Self::Failed => "failed",
+            Self::Finished => "finished",
+        }
+    }
 }
 
 impl RunView {

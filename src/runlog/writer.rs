@@ -1,18 +1,18 @@
 //! The worker's side of the run directory: one writer a run, one attempt a process.
 
-use crate::files::{LineFile, create_folder, io_error, remove_file, sync_folder, write_whole};
 use super::checkpoints::CheckpointStore;
 use super::event::{AttemptStarted, ClipMetrics, EVENT_VERSION, Event, EventLine, Level, Outcome};
-use super::identity::{bind_arm_yaml, bind_identity};
+use super::identity::{Recorded, bind_arm_yaml, bind_identity, check_arm_yaml, retire};
 use super::paths::{AttemptDir, RunDir};
 use super::process::ProcessIdentity;
 use super::view::Liveness;
+use crate::files::{LineFile, create_folder, io_error, remove_file, sync_folder, write_whole};
 use crate::{Error, Exit, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Set by whoever starts a worker detached: its output then belongs in the attempt's `worker.log`
@@ -155,6 +155,30 @@ fn without_lock_support(lock: &Path, error: &std::io::Error) -> Result<()> {
     }
 }
 
+/// Looks for a stop request that means one attempt.
+#[derive(Clone, Debug)]
+pub struct StopWatch {
+    path: PathBuf,
+    attempt: u32,
+}
+
+impl StopWatch {
+    pub fn of(run: &RunDir, attempt: u32) -> Self {
+        Self { path: run.stop_request(), attempt }
+    }
+
+    /// The request, if one is there. One failed `open` where there is none.
+    pub fn requested(&self) -> Option<StopRequest> {
+        let text = std::fs::read(&self.path).ok()?;
+        let request = serde_json::from_slice::<StopRequest>(&text).unwrap_or_else(|_| StopRequest {
+            by: "stop file".to_owned(),
+            attempt: None,
+            time_ms: 0,
+        });
+        request.attempt.is_none_or(|attempt| attempt == self.attempt).then_some(request)
+    }
+}
+
 /// Writes one attempt. Every failure to write is returned: an event that could not be recorded is no event.
 #[derive(Debug)]
 pub struct RunWriter {
@@ -173,6 +197,9 @@ impl RunWriter {
     /// The same for a caller that took the lock earlier, e.g. to read checkpoints safely.
     pub fn begin_locked(lock: RunLock, new: NewAttempt) -> Result<Self> {
         let run = lock.run();
+        if check_arm_yaml(run, &new.arm_yaml)? == Recorded::Unused {
+            retire(run)?;
+        }
         bind_arm_yaml(&run.arm_yaml(), &new.arm_yaml)?;
         for folder in [run.attempts(), run.checkpoints(), run.validation(), run.control()] {
             create_folder(&folder)?;
@@ -263,15 +290,26 @@ impl RunWriter {
         write_whole(&self.run().validation_metrics(step), text.as_bytes())
     }
 
-    /// A stop request for this attempt, if one lies in `control/`. One `stat` where there is none.
+    /// The clips of a validation point, if it is complete.
+    pub fn read_clip_metrics(&self, step: u64) -> Result<Option<Vec<ClipMetrics>>> {
+        let path = self.run().validation_metrics(step);
+        let text = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|error| io_error("cannot read the validation point", &path, &error))?,
+        };
+        let clips = text.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>();
+        // Written whole, so a damaged one is no trace of a kill; measuring it anew replaces it.
+        Ok(clips.ok())
+    }
+
+    /// A stop request for this attempt, if one lies in `control/`.
     pub fn stop_requested(&self) -> Option<StopRequest> {
-        let text = std::fs::read(self.run().stop_request()).ok()?;
-        let request = serde_json::from_slice::<StopRequest>(&text).unwrap_or_else(|_| StopRequest {
-            by: "stop file".to_owned(),
-            attempt: None,
-            time_ms: 0,
-        });
-        request.attempt.is_none_or(|attempt| attempt == self.attempt.number()).then_some(request)
+        self.stop_watch().requested()
+    }
+
+    /// The same question for code that does not hold the writer.
+    pub fn stop_watch(&self) -> StopWatch {
+        StopWatch::of(self.run(), self.attempt.number())
     }
 
     /// Sends this process's stdout and stderr to the attempt's `worker.log` from now on. For workers started

@@ -61,8 +61,7 @@ fn save(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
 }
 
 fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::fs::write(path, bytes)
-        .map_err(|error| crate::files::io_error("cannot write the checkpoint", path, &error))
+    std::fs::write(path, bytes).map_err(|error| crate::files::io_error("cannot write the checkpoint", path, &error))
 }
 
 fn load(path: &Path) -> Result<BTreeMap<String, Tensor>> {

@@ -174,7 +174,8 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn averages(step: u64, clips: &[ClipMetrics], ms: f64) -> ValidationEvent {
+/// Means over the clips of a point that took `ms`.
+pub fn averages(step: u64, clips: &[ClipMetrics], ms: f64) -> ValidationEvent {
     let over = |pick: fn(&ClipMetrics) -> f64| mean(&clips.iter().map(pick).collect::<Vec<_>>());
     ValidationEvent {
         step,

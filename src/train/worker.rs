@@ -11,7 +11,7 @@ use super::gradients::forward_backward;
 use super::optimizer::{AdamW, GradientSum};
 use super::schedule::learning_rate;
 use super::stop::StopFlag;
-use super::validation::{Point, Validator, validation_clips};
+use super::validation::{Point, Validator, averages, validation_clips};
 use super::{batches, memory};
 use crate::codec::{self, Extent, LatentCache};
 use crate::config::Recipe;
@@ -24,6 +24,7 @@ use crate::{Error, Exit, Result};
 use candle_core::{Device, Tensor};
 use crossbeam_channel::RecvTimeoutError;
 use serde_json::json;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -58,7 +59,8 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
     let lock = RunLock::acquire(spec.run.clone())?;
     let store = crate::runlog::CheckpointStore::new(&spec.run);
     let latest = store.latest_complete(Check::Hashes)?;
-    let start_step = latest.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let resumed_from = latest.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+    let start_step = resumed_from.unwrap_or(0);
     let recipe = &spec.recipe;
     let writer = RunWriter::begin_locked(
         lock,
@@ -82,14 +84,17 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
     if spec.detached {
         writer.capture_output()?;
     }
+    store.set_aside_newer_than(resumed_from)?;
     let mut journal = Journal { writer, observe };
     let mut step = start_step;
-    let result = (|| {
+    // A bug must not leave a run without an outcome: to whoever watches, that is a death without a word.
+    let result = catch_unwind(AssertUnwindSafe(|| {
         for warning in &latest.warnings {
             journal.message(Level::Warning, format!("passed over a checkpoint: {warning}"))?;
         }
         train(&spec, &stop, &mut journal, latest.checkpoint, &mut step)
-    })();
+    }))
+    .unwrap_or_else(|_| Err(Error::crash("the trainer panicked; the place is in the attempt's worker.log")));
     // A stop that was heard before there was anything to save.
     let result = match result {
         Err(error) if error.exit == Exit::Stopped => {
@@ -202,7 +207,12 @@ fn train(
     let mut loader = None;
     loop {
         let step = *completed;
-        if validation_due(recipe, step) && !journal.writer.run().validation_metrics(step).exists() {
+        if validation_due(recipe, step)
+            && let Some(clips) = journal.writer.read_clip_metrics(step)?
+        {
+            // Measured by an earlier attempt, which may have died before it could say so in its log.
+            journal.emit(Event::Validation(averages(step, &clips, f64::NAN)))?;
+        } else if validation_due(recipe, step) {
             match validate(&validator, &clips, &model, recipe, step, journal, stop)? {
                 Some(mean) => journal.emit(Event::Validation(mean))?,
                 None => {
@@ -375,8 +385,8 @@ fn validate(
 ) -> Result<Option<ValidationEvent>> {
     let strips = journal.writer.run().strips(step);
     crate::files::create_folder(&strips)?;
-    let run = journal.writer.run().clone();
-    let asked = || stop.requested().is_some() || run.stop_request().exists();
+    let watch = journal.writer.stop_watch();
+    let asked = || stop.requested().is_some() || watch.requested().is_some();
     let mut progress = |done, total| journal.phase(Phase::Validating, done, total);
     match validator.measure(clips, model, recipe, step, &strips, &mut progress, &asked)? {
         Point::Complete { clips, mean } => {

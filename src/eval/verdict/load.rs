@@ -4,7 +4,7 @@
 //! without it is a validation in progress, or one cut short, and is passed over.
 
 use super::super::files::read_error;
-use crate::runlog::ClipMetrics;
+use crate::runlog::{ClipMetrics, parse_step_name};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,7 +61,7 @@ pub fn load_points(run: &Path) -> Result<ArmPoints> {
     };
     for entry in entries {
         let path = entry.map_err(|error| read_error(&error, &folder))?.path();
-        let Some(step) = path.file_name().and_then(|name| step_of(&name.to_string_lossy())) else { continue };
+        let Some(step) = path.file_name().and_then(|name| parse_step_name(&name.to_string_lossy())) else { continue };
         let file = path.join("metrics.jsonl");
         match fs::read(&file) {
             Ok(bytes) => {
@@ -72,12 +72,6 @@ pub fn load_points(run: &Path) -> Result<ArmPoints> {
         }
     }
     Ok(loaded)
-}
-
-/// `step-00000500` -> 500; anything else (a temporary folder, a copy) is not a validation point.
-fn step_of(name: &str) -> Option<u64> {
-    let step = name.strip_prefix("step-")?.parse().ok()?;
-    (name == format!("step-{step:08}")).then_some(step)
 }
 
 #[cfg(test)]
