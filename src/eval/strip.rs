@@ -82,7 +82,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("absent/clip.png");
         let error = write_strip(&path, &frames(0.0), &frames(0.1)).expect_err("refused");
-        assert_eq!((error.exit.code(), error.code), (74, "write_failed"));
+        assert_eq!((error.exit.code(), error.code), (74, "path_missing"));
         assert!(error.to_string().contains("absent/clip.png"), "{error}");
         let wrong = frames(0.0).to_dtype(DType::BF16).expect("cast");
         assert_eq!(write_strip(&path, &wrong, &frames(0.1)).expect_err("refused").code, "metric_dtype");
