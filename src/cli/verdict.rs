@@ -4,7 +4,7 @@ use super::arguments::{Global, ReportArguments};
 use super::output;
 use crate::config::Experiment;
 use crate::console::{Decision as Shown, VerdictSource, VerdictView};
-use crate::eval::verdict::{Decision, Plan, Verdict, judge, load_points};
+use crate::eval::verdict::{Decision, Plan, SCOPE, Verdict, judge, load_points};
 use crate::runlog::{ExperimentRuns, RunReader, RunView, now_ms};
 use crate::{Exit, Result};
 use std::sync::Arc;
@@ -63,7 +63,8 @@ pub fn source(experiment: Experiment) -> VerdictSource {
             Decision::Undecided => Shown::Undecided,
             Decision::Pending => Shown::Pending,
         };
-        Some(VerdictView { headline: verdict.headline(), decision })
+        let note = if verdict.difference.is_some() { SCOPE.to_owned() } else { String::new() };
+        Some(VerdictView { headline: verdict.headline(), note, decision })
     })
 }
 

@@ -327,6 +327,9 @@ fn goodbye(directory: &Path, app: Option<&App>, signal: Option<i32>) -> Vec<Stri
     }
     if let Some(verdict) = app.and_then(|app| app.snapshot.as_ref()?.verdict.clone()) {
         lines.push(format!("  verdict: {}", verdict.headline));
+        if !verdict.note.is_empty() {
+            lines.push(format!("  {}", verdict.note));
+        }
     }
     match active.as_slice() {
         [] => {}

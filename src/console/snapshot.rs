@@ -50,6 +50,8 @@ impl ShownRun {
 pub struct VerdictView {
     /// One line: `undecided (6 of 16 points)`.
     pub headline: String,
+    /// What the headline does not say of its own reach; empty if there is nothing.
+    pub note: String,
     pub decision: Decision,
 }
 

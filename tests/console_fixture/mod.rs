@@ -155,7 +155,7 @@ pub fn demo() -> ConsoleSnapshot {
         experiment: "experiments/demo".into(),
         question: "Do geometry tokens help the wrist view?".into(),
         runs: vec![Arc::new(baseline), Arc::new(geometry)],
-        verdict: Some(VerdictView { headline: "pending, 12 of 21 points".into(), decision: Decision::Pending }),
+        verdict: Some(VerdictView { note: String::new(), headline: "pending, 12 of 21 points".into(), decision: Decision::Pending }),
         planned_validations: 21,
         loaded_ms: NOW_MS,
     }

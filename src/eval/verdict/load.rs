@@ -38,10 +38,15 @@ impl Point {
     /// Parses `metrics.jsonl`.
     pub fn parse(text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.trim().is_empty());
-        let (good, bad): (Vec<_>, Vec<_>) =
-            lines.map(serde_json::from_str::<ClipMetrics>).partition(|line| line.is_ok());
+        // A value that was not finite was written as null and is read as NaN: nothing can be judged by it.
+        let parse = |line| serde_json::from_str::<ClipMetrics>(line).ok().filter(is_finite);
+        let (good, bad): (Vec<_>, Vec<_>) = lines.map(parse).partition(Option::is_some);
         Self { bad_lines: bad.len(), ..Self::new(good.into_iter().flatten()) }
     }
+}
+
+fn is_finite(metrics: &ClipMetrics) -> bool {
+    super::fields(metrics).iter().all(|(_, value)| value.is_finite())
 }
 
 /// Loads every complete validation point of a run directory; a run that has not validated yet has none.

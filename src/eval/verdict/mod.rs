@@ -13,7 +13,7 @@ use crate::config::DecisionRule;
 use crate::runlog::ClipMetrics;
 use crate::{Error, Result};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The only metric that decides.
 pub const DECISION_METRIC: &str = "wrist_lpips";
@@ -48,7 +48,7 @@ pub enum Decision {
     Better,
     /// The whole interval is above 0.
     Worse,
-    /// The interval holds 0, there are too few clips, or the arms did not start equal.
+    /// The interval holds 0, there are too few episodes, or the arms did not start equal.
     Undecided,
     /// Not all planned points are there in both arms; whatever the difference so far, it does not decide.
     Pending,
@@ -91,14 +91,21 @@ pub struct TrajectoryPoint {
 /// Candidate less baseline, averaged over the points after step 0.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
+    /// Over all clips.
     pub mean: f64,
-    /// Bounds of the interval; infinite (JSON: null) where the clips are too few to give one.
-    pub low: f64,
-    pub high: f64,
+    /// `None` where the episodes are too few to give one.
+    pub interval: Option<Interval>,
     pub confidence: f64,
     pub resamples: usize,
     /// Each clip's own difference.
     pub per_clip: Vec<ClipDifference>,
+}
+
+/// Bounds that hold the mean with the rule's confidence.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Interval {
+    pub low: f64,
+    pub high: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -118,6 +125,8 @@ pub struct Verdict {
     pub points_done: usize,
     pub points_planned: usize,
     pub clips: usize,
+    /// Episodes that the clips are of: the units of the bootstrap.
+    pub episodes: usize,
     /// `None` before the first point after step 0.
     pub difference: Option<Difference>,
     pub step_zero: StepZero,
@@ -129,7 +138,7 @@ pub struct Verdict {
 /// Judges both arms by the rule.
 ///
 /// Only planned points that both arms have enter. For each clip the difference (candidate - baseline) of wrist LPIPS
-/// is averaged over those after step 0; a bootstrap over clips gives the interval.
+/// is averaged over those after step 0; a bootstrap over the clips' episodes gives the interval.
 ///
 /// # Errors
 /// `decision_rule` for a rule that cannot decide; `clip_lists_differ` when two points, of either arm, were not measured on the
@@ -146,7 +155,9 @@ pub fn judge(rule: &DecisionRule, plan: &Plan, baseline: &ArmPoints, candidate: 
         shared.iter().filter(|(step, ..)| *step > 0).map(|&(_, baseline, candidate)| (baseline, candidate)).collect();
     let difference = paired_difference(rule, &later);
     let step_zero = compare_step_zero(baseline, candidate);
-    let clips = shared.first().map_or(0, |(_, point, _)| point.clips.len());
+    let first = shared.first().map(|(_, point, _)| &point.clips);
+    let clips = first.map_or(0, BTreeMap::len);
+    let episodes = first.map_or(0, |clips| clips.keys().map(|clip| episode_of(clip)).collect::<BTreeSet<_>>().len());
     let points_planned = plan.steps.iter().filter(|&&step| step > 0).count();
 
     let mut notes = Vec::new();
@@ -155,9 +166,10 @@ pub fn judge(rule: &DecisionRule, plan: &Plan, baseline: &ArmPoints, candidate: 
             notes.push("step 0 was not measured in both arms: their equal start is not shown".into());
         }
         Decision::Pending
-    } else if clips < bootstrap::fewest_clips(rule.confidence) {
-        let fewest = bootstrap::fewest_clips(rule.confidence);
-        notes.push(format!("{clips} clips are too few to decide at this confidence; it takes {fewest}"));
+    } else if episodes < bootstrap::fewest_episodes(rule.confidence) {
+        let fewest = bootstrap::fewest_episodes(rule.confidence);
+        let of = if episodes == 1 { "1 held-out episode is" } else { &format!("{episodes} held-out episodes are") };
+        notes.push(format!("{of} too few to decide at this confidence; it takes {fewest}"));
         Decision::Undecided
     } else if plan.equal_start && !matches!(step_zero, StepZero::Equal { .. }) {
         notes.push("the arms were not equal at step 0, so no difference can be laid to the ablated fields".into());
@@ -165,7 +177,12 @@ pub fn judge(rule: &DecisionRule, plan: &Plan, baseline: &ArmPoints, candidate: 
     } else {
         decide(difference.as_ref())
     };
-    notes.extend(secondary_notes(&later));
+    if matches!(decision, Decision::Better | Decision::Worse) {
+        notes.extend(secondary_notes(&later));
+    }
+    if difference.is_some() {
+        notes.push(SCOPE.to_owned());
+    }
     notes.extend(bad_line_note(baseline, candidate));
 
     Ok(Verdict {
@@ -176,6 +193,7 @@ pub fn judge(rule: &DecisionRule, plan: &Plan, baseline: &ArmPoints, candidate: 
         points_done: later.len(),
         points_planned,
         clips,
+        episodes,
         difference,
         step_zero,
         trajectory: trajectory(plan, baseline, candidate),
@@ -247,15 +265,22 @@ fn paired_difference(rule: &DecisionRule, later: &[(&Point, &Point)]) -> Option<
         .into_iter()
         .map(|(clip, sum)| ClipDifference { clip: clip.into(), difference: sum / later.len() as f64 })
         .collect();
-    let values: Vec<f64> = per_clip.iter().map(|clip| clip.difference).collect();
-    let (mean, low, high) = bootstrap::mean_interval(&values, rule.confidence, rule.resamples)?;
-    Some(Difference { mean, low, high, confidence: rule.confidence, resamples: rule.resamples, per_clip })
+    let clips = per_clip.iter().map(|clip| (episode_of(&clip.clip), clip.difference));
+    let estimate = bootstrap::mean_interval(clips, rule.confidence, rule.resamples)?;
+    let interval = estimate.interval.map(|(low, high)| Interval { low, high });
+    let (confidence, resamples) = (rule.confidence, rule.resamples);
+    Some(Difference { mean: estimate.mean, interval, confidence, resamples, per_clip })
+}
+
+/// `episode_000012@32` -> `episode_000012`; a clip of another name is an episode of its own.
+fn episode_of(clip: &str) -> &str {
+    clip.rsplit_once('@').map_or(clip, |(episode, _)| episode)
 }
 
 fn decide(difference: Option<&Difference>) -> Decision {
-    match difference {
-        Some(difference) if difference.high < 0.0 => Decision::Better,
-        Some(difference) if difference.low > 0.0 => Decision::Worse,
+    match difference.and_then(|difference| difference.interval) {
+        Some(interval) if interval.high < 0.0 => Decision::Better,
+        Some(interval) if interval.low > 0.0 => Decision::Worse,
         _ => Decision::Undecided,
     }
 }
@@ -329,6 +354,9 @@ fn point_means(point: &Point) -> Option<PointMeans> {
     })
 }
 
+/// What the interval does not hold, said wherever it is shown.
+pub const SCOPE: &str = "one run an arm was compared: the interval covers the clips, not other training seeds";
+
 /// PSNR spread below which the arms are not told apart by it.
 const PSNR_SPREAD_DB: f64 = 0.5;
 
@@ -343,16 +371,16 @@ fn secondary_notes(later: &[(&Point, &Point)]) -> Vec<String> {
     };
     let lpips = gain(|means| means.wrist_lpips);
     let (psnr, ssim) = (gain(|means| means.wrist_psnr), gain(|means| means.wrist_ssim));
-    // LPIPS falls as pictures get better, the other two rise.
-    let reverses = |gain: f64| gain * lpips > 0.0;
+    // LPIPS falls as pictures get better, the other two rise. What is shown as 0 ranks nothing.
+    let reverses = |gain: f64, shown: f64| gain.abs() >= shown && gain * lpips > 0.0;
     let mut notes = Vec::new();
-    if reverses(psnr) {
+    if reverses(psnr, 0.0005) {
         let weight = if psnr.abs() < PSNR_SPREAD_DB { ", too little to tell the arms apart" } else { "" };
         notes.push(format!(
             "wrist PSNR ranks the arms the other way ({psnr:+.3} dB{weight}); it is shown and does not decide"
         ));
     }
-    if reverses(ssim) {
+    if reverses(ssim, 0.000_05) {
         notes.push(format!("wrist SSIM ranks the arms the other way ({ssim:+.4}); it is shown and does not decide"));
     }
     notes

@@ -1,6 +1,6 @@
 //! The verdict as text: one line for a status bar, a table for a terminal.
 
-use super::{Decision, PointMeans, StepZero, TrajectoryPoint, Verdict};
+use super::{Decision, Interval, PointMeans, StepZero, TrajectoryPoint, Verdict};
 
 /// A column group of the trajectory: heading, digits after the point, and the value.
 type Column = (&'static str, usize, fn(&PointMeans) -> f64);
@@ -18,7 +18,7 @@ const CELL: usize = 9;
 const STEP: usize = 8;
 
 impl Verdict {
-    /// One line: `m2_geometry better (16 of 16 points): wrist LPIPS difference -0.0130 [-0.0210, -0.0040]`.
+    /// One line: `m2_geometry better (16 of 16 points, one run each): wrist LPIPS difference -0.0130 [-0.0210, -0.0040]`.
     pub fn headline(&self) -> String {
         let decision = match self.decision {
             Decision::Better => "better",
@@ -26,13 +26,16 @@ impl Verdict {
             Decision::Undecided => "undecided",
             Decision::Pending => "pending",
         };
-        let points = format!("{} of {} points", self.points_done, self.points_planned);
+        let points = format!("{} of {} points, one run each", self.points_done, self.points_planned);
         let difference = match &self.difference {
             None => "no difference measured yet".to_string(),
             Some(difference) => {
                 let so_far = if self.decision == Decision::Pending { " so far" } else { "" };
-                let (mean, low, high) = (difference.mean, difference.low, difference.high);
-                format!("wrist LPIPS difference{so_far} {mean:+.4} [{low:+.4}, {high:+.4}]")
+                let interval = match difference.interval {
+                    Some(Interval { low, high }) => format!("[{low:+.4}, {high:+.4}]"),
+                    None => "without an interval".to_owned(),
+                };
+                format!("wrist LPIPS difference{so_far} {:+.4} {interval}", difference.mean)
             }
         };
         format!("{} {decision} ({points}): {difference}", self.candidate)
@@ -56,10 +59,20 @@ impl Verdict {
         let mut lines = wrap(&self.headline(), width);
         lines.extend(wrap(&self.step_zero_line(), width));
         if let Some(difference) = &self.difference {
-            let percent = difference.confidence * 100.0;
+            let interval = match difference.interval {
+                Some(_) => {
+                    format!(
+                        "{} % interval from {} bootstrap resamples of the clips' {} episodes",
+                        difference.confidence * 100.0,
+                        difference.resamples,
+                        self.episodes
+                    )
+                }
+                None => "too few episodes for an interval".to_owned(),
+            };
             let grounds = format!(
-                "difference = {} - {}, lower is better: mean over {} clips of the mean over {} points after step 0; {percent} % interval from {} bootstrap resamples of the clips",
-                self.candidate, self.baseline, self.clips, self.points_done, difference.resamples
+                "difference = {} - {}, lower is better: mean over {} clips of the mean over {} points after step 0; {interval}",
+                self.candidate, self.baseline, self.clips, self.points_done
             );
             lines.extend(wrap(&grounds, width));
         }
