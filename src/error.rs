@@ -125,6 +125,14 @@ impl std::error::Error for Error {}
 /// Tensor arithmetic fails only on a shape or dtype that the program itself built wrong.
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        Self::crash(format!("tensor operation failed: {error}"))
+        Self::crash(format!("tensor operation failed: {}", tensor_words(&error)))
+    }
+}
+
+/// What candle says, without the backtrace that it adds where RUST_BACKTRACE is set.
+pub fn tensor_words(error: &candle_core::Error) -> String {
+    match error {
+        candle_core::Error::WithBacktrace { inner, .. } => tensor_words(inner),
+        other => other.to_string(),
     }
 }

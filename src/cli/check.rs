@@ -91,13 +91,15 @@ fn examine(path: &Path, overrides: &[String]) -> Report {
     }
 }
 
-/// Opens what the recipes name, as a run would, short of decoding: metadata, every row of state and action, the codec.
+/// Opens what the recipes name, as a run would, short of decoding: metadata, every row of state and action, every
+/// video's frame table, the codec.
 fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
     for (_, recipe) in recipes {
         match Dataset::open(&recipe.data, &recipe.model) {
             Ok(dataset) => {
                 let (height, width) = dataset.picture_size();
                 report.add(config::validate_image_size(recipe, height, width));
+                report.add(dataset.probe());
                 report.data = Some(DataReport {
                     dataset: recipe.data.dataset.clone(),
                     training_clips: dataset.train().len(),

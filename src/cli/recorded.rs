@@ -2,7 +2,7 @@
 
 use super::arguments::{Arguments, Command, Overrides};
 use crate::runlog::{AttemptRecord, ExperimentRuns};
-use crate::{Error, Result};
+use crate::Result;
 use clap::Parser;
 use std::path::Path;
 
@@ -12,12 +12,12 @@ pub fn recorded_overrides(experiment: &Path, arms: &[String]) -> Result<Option<O
     let runs = ExperimentRuns::new(experiment);
     let mut newest: Option<AttemptRecord> = None;
     for arm in arms {
-        let Some(attempt) = runs.run(arm).newest_attempt()? else { continue };
-        let path = attempt.record();
-        let bytes = std::fs::read(&path)
-            .map_err(|error| Error::data("not_readable", format!("cannot be read: {error}")).at(&path))?;
-        let record: AttemptRecord = serde_json::from_slice(&bytes)
-            .map_err(|error| Error::data("not_readable", format!("is no attempt's record: {error}")).at(&path))?;
+        let run = runs.run(arm);
+        // An attempt killed before its record was whole says nothing; the one before it does.
+        let readable = |number: &u32| -> Option<AttemptRecord> {
+            serde_json::from_slice(&std::fs::read(run.attempt(*number).record()).ok()?).ok()
+        };
+        let Some(record) = run.attempt_numbers()?.iter().rev().find_map(readable) else { continue };
         if newest.as_ref().is_none_or(|other| other.started_ms < record.started_ms) {
             newest = Some(record);
         }

@@ -7,7 +7,7 @@ use super::{has_screen, output, run};
 use crate::config::{Arm, Experiment};
 use crate::console::{self, ConsoleOptions};
 use crate::control::{SuperviseOptions, WorkerCommand, supervise};
-use crate::runlog::{ExperimentRuns, RunLock, check_arm_yaml};
+use crate::runlog::{ExperimentRuns, Outcome, RunLock, check_arm_yaml};
 use crate::{Error, Exit, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -112,6 +112,14 @@ impl Session {
         let outcome =
             supervise(&self.experiment.directory, &self.arms, &options, &mut |progress| printer.progress(progress))?;
         printer.outcomes(&outcome)?;
+        let failed = outcome.arms.iter().filter(|arm| arm.outcome.outcome == Outcome::Failed);
+        for arm in failed.clone() {
+            let exit = exit_of(arm.outcome.exit_code);
+            output::warn(&Error::new(exit, "arm_failed", &arm.outcome.reason).in_place(&arm.arm));
+        }
+        if failed.count() > 0 {
+            return Ok(exit_of(outcome.exit_code()));
+        }
         if self.arms.contains(&self.experiment.rule.baseline) && self.arms.contains(&self.experiment.rule.candidate) {
             // How the arms ended is told already; a verdict that cannot be formed must not change the exit code.
             match VerdictSummary::form(&self.experiment) {

@@ -3,7 +3,7 @@
 use super::arguments::{Global, Verify, VerifyArguments};
 use super::output;
 use crate::train::golden;
-use crate::{Exit, Result};
+use crate::{Error, Exit, Result};
 
 /// Recomputes golden files; exit 0 only if every one is inside its tolerances, 70 if one is not.
 pub fn verify(arguments: &VerifyArguments, global: &Global) -> Result<Exit> {
@@ -19,6 +19,17 @@ pub fn verify(arguments: &VerifyArguments, global: &Global) -> Result<Exit> {
     if global.json {
         output::document(&reports)?;
     }
-    let passed = reports.iter().all(golden::Report::passed);
-    Ok(if passed { Exit::Done } else { Exit::Crash })
+    let failed: Vec<String> =
+        reports.iter().filter(|report| !report.passed()).map(|report| report.file.display().to_string()).collect();
+    if failed.is_empty() {
+        return Ok(Exit::Done);
+    }
+    let error = Error::new(Exit::Crash, "golden_differs", "the engine's numbers differ from the golden file's")
+        .in_place(failed.join(", "));
+    // With --json the reports are the document.
+    if global.json {
+        output::warn(&error);
+        return Ok(error.exit);
+    }
+    Err(error)
 }

@@ -16,7 +16,7 @@ use crate::{Error, Exit, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use crossterm::event::Event;
 use crossterm::terminal::{BeginSynchronizedUpdate, EndSynchronizedUpdate};
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -130,7 +130,9 @@ fn watch(
     let ended = Arc::new(AtomicBool::new(false));
     let (commands, commands_in) = unbounded();
     let (strips, strips_in) = unbounded();
-    let signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGCONT, SIGTSTP])
+    // Every signal that would end the process without a word, and with the terminal as it is.
+    let watched = [SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT, SIGTSTP];
+    let signals = signal_hook::iterator::Signals::new(watched)
         .map_err(|error| Error::crash(format!("signals can't be watched: {error}")))?;
     let signals_end = signals.handle();
     let experiment = ExperimentRuns::new(directory);

@@ -425,16 +425,41 @@ impl Dataset {
         })
     }
 
-    fn read_view(&self, view: &str, episode: usize, numbers: &[usize]) -> Result<Vec<u8>> {
+    /// What is wrong with the files behind the clips, one error a file: videos are opened and compared with the
+    /// metadata, the geometry of each episode's first clip is read. Decodes nothing.
+    pub fn probe(&self) -> Vec<Error> {
+        let views = |episode: &Episode| -> Vec<Error> {
+            let open = |view: &String| self.open_view(view, episode.index).err();
+            let geometry = self.geometry.as_ref().filter(|_| self.geometry_enabled);
+            let first_tokens = geometry.and_then(|cache| cache.load(episode.index, 0).err());
+            self.config.views.iter().filter_map(open).chain(first_tokens).collect()
+        };
+        self.episodes.par_iter().flat_map_iter(views).collect()
+    }
+
+    /// Opens one video and compares its size and length with what the dataset says.
+    fn open_view(&self, view: &str, episode: usize) -> Result<VideoFile> {
         let path = self.metadata.video_file(view, episode)?;
-        let mut video = VideoFile::open(&path)?;
+        let video = VideoFile::open(&path)?;
         let (height, width) = self.size;
         if video.size() != self.size {
             let (got_height, got_width) = video.size();
             let what = format!("video is {got_width}x{got_height}, the dataset says {width}x{height}");
             return Err(Error::data("wrong_size", what).at(&path).hint("all videos of a view must have one size"));
         }
-        let mut rgb = Vec::with_capacity(numbers.len() * 3 * height * width);
+        let length = self.episode(episode).map_or(0, |episode| episode.length);
+        let frames = video.frame_count();
+        if frames != length {
+            let code = if frames < length { "too_short" } else { "too_long" };
+            let what = format!("video has {frames} frames, the episode {length}");
+            return Err(Error::data(code, what).at(&path).hint("is it another episode's, or cut off?"));
+        }
+        Ok(video)
+    }
+
+    fn read_view(&self, view: &str, episode: usize, numbers: &[usize]) -> Result<Vec<u8>> {
+        let mut video = self.open_view(view, episode)?;
+        let mut rgb = Vec::with_capacity(numbers.len() * 3 * self.size.0 * self.size.1);
         for picture in video.read_frames(numbers)? {
             picture.append_rgb_planes(&mut rgb);
         }

@@ -50,13 +50,14 @@ impl VideoFile {
     /// `file_missing`, `not_openable` (empty, cut off before its index, a Git LFS pointer, no MP4, corrupt boxes),
     /// `wrong_codec`.
     pub fn open(path: &Path) -> Result<Self> {
+        // Asked first: opening a named pipe would wait for its writer.
+        if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(Error::data("not_openable", "video cannot be opened: it is no regular file").at(path));
+        }
         let mut file = File::open(path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::data("file_missing", "video file is missing").at(path),
             _ => Error::data("not_openable", format!("video cannot be opened: {error}")).at(path),
         })?;
-        if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
-            return Err(Error::data("not_openable", "video cannot be opened: it is a folder").at(path));
-        }
         let table = container::read(&mut file, path)?;
         Ok(Self { path: path.to_owned(), file, table })
     }
