@@ -1,4 +1,5 @@
-//! What the console costs with eight arms of 200,000 steps: a frame at 200x50, taking in a snapshot, opening from disk.
+//! What the console costs with eight arms of 200,000 steps: a frame at 200x50, a live run's next step, opening from
+//! disk.
 //!
 //! `cargo bench --bench console`. The generator of run directories is `tests/console_fixture`.
 
@@ -8,9 +9,10 @@ mod console_fixture;
 use console_fixture::*;
 use criterion::{Criterion, criterion_group, criterion_main};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use lbva_tui::console::snapshot::ShownRun;
 use lbva_tui::console::theme::Theme;
 use lbva_tui::console::{App, ConsoleSnapshot, Msg, view};
-use lbva_tui::runlog::{ExperimentRuns, RunReader, poll_all};
+use lbva_tui::runlog::{ExperimentRuns, RunReader, RunView, poll_all};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use std::sync::Arc;
@@ -77,6 +79,32 @@ fn bench(criterion: &mut Criterion) {
         println!("{what}: {:.2} ms on the processor a frame", (cpu_ms() - before) / 50.0);
     };
     on_processor(&app, &mut terminal, "validation chart");
+
+    // A live run: a step is written, read and shown, as the console does up to five times a second.
+    let looks = 100;
+    let mut reader = RunReader::open(runs.run("arm0_long").root());
+    reader.poll(NOW_MS).expect("readable");
+    let mut live = console(SIZE, Theme::DARK, demo());
+    let mut look = |step: u64, copy: &mut dyn FnMut(&RunView) -> Arc<RunView>| {
+        append_step(folder.path(), 0, step).expect("a step");
+        let before = cpu_ms();
+        reader.poll(NOW_MS).expect("readable");
+        let runs = vec![copy(reader.view())];
+        live.update(Msg::Snapshot(Arc::new(ConsoleSnapshot { runs, ..demo() })));
+        cpu_ms() - before
+    };
+    let mut shown = ShownRun::default();
+    let mut reused = |view: &RunView| {
+        shown.replace(view);
+        Arc::clone(shown.current())
+    };
+    let mut measure = |what: &str, from: u64, copy: &mut dyn FnMut(&RunView) -> Arc<RunView>| {
+        let times: Vec<f64> = (from..from + looks).map(|step| look(step, copy)).collect();
+        let mean = times.iter().skip(10).sum::<f64>() / (looks - 10) as f64;
+        println!("one more step of a run of {STEPS}, {what}: {mean:.2} ms on the processor a look");
+    };
+    measure("copied into fresh memory", STEPS + 1, &mut |view| Arc::new(view.clone()));
+    measure("copied as the console does", STEPS + looks + 1, &mut reused);
 
     let mut group = criterion.benchmark_group("console");
     group.sample_size(20);

@@ -427,7 +427,10 @@ fn arms_must_differ_in_exactly_the_ablated_fields() {
     let experiment = Experiment::load(&repository("experiments/demo")).unwrap();
     let error = Experiment::load_with(&experiment.directory, &["model.geometry.enabled=true".to_owned()]).unwrap_err();
     assert_eq!(error.code, "ablation_missing");
-    assert_eq!(Experiment::load_with(&experiment.directory, &["train.steps=5".to_owned()]).unwrap().arms[1].recipe.train.steps, 5);
+    assert_eq!(
+        Experiment::load_with(&experiment.directory, &["train.steps=5".to_owned()]).unwrap().arms[1].recipe.train.steps,
+        5
+    );
 }
 
 #[test]

@@ -40,7 +40,8 @@ Exit codes:
   69  a device or the network cannot be used
   70  the program failed
   74  a file could not be written: disk full, quota, permissions
-  75  stopped early with a durable checkpoint: resume it
+  75  stopped early with a durable checkpoint: resume it; from the console: a signal ended it, and
+      the runs go on
   78  configuration or identity refused: retrying will not help";
 
 /// Options of every command.
@@ -132,14 +133,15 @@ Examples:
   lbva-tui run experiments/demo --set train.lr=1e-4 --set data.validation_episodes=[3,7]
 
 A run goes on where it stopped, and is refused (exit 78) under another configuration; --fresh moves
-it aside and begins anew. Overrides apply to every arm, on top of the recipe and the arm's own. A value is YAML; a relative
-path in it resolves against the current folder.";
+it aside and begins anew. Overrides apply to every arm, on top of the recipe and the arm's own. A
+value is YAML; a relative path in it resolves against the current folder.";
 
 const RESUME_EXAMPLES: &str = "\
 Examples:
   lbva-tui resume experiments/demo --arm m2_geometry
 
-Refused (exit 78) if code, configuration, clips or arm differ from those of the checkpoint.";
+Refused (exit 78) if configuration, data, codec or initial weights differ from those that the run
+was started with. Another version of the program is recorded with the attempt, and not refused.";
 
 const STOP_EXAMPLES: &str = "\
 Examples:

@@ -1,10 +1,10 @@
 //! `demo`, `run` and `resume`: from arguments to a session.
 
-use super::{allow_writing, output};
 use super::arguments::{DemoArguments, Global, Overrides, ResumeArguments, RunArguments};
 use super::lines::Printer;
 use super::recorded::recorded_overrides;
 use super::session::Session;
+use super::{allow_writing, output};
 use crate::config::{Arm, Experiment};
 use crate::control::{Progress, Tail};
 use crate::runlog::{DETACHED_WORKER_VARIABLE, ExperimentRuns, Level, RunState, now_ms};

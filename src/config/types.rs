@@ -19,7 +19,7 @@ pub struct Recipe {
     pub flow: FlowConfig,
     pub train: TrainConfig,
     pub validation: ValidationConfig,
-    /// `auto` takes a GPU if the binary has CUDA support and one is there.
+    /// Both choices come to the CPU: training on a GPU is not in this version. `auto` leaves it to a later one.
     #[serde(default)]
     pub device: DeviceChoice,
 }

@@ -129,7 +129,9 @@ impl LocalDriver {
     pub fn perform(&mut self, arm: &str, effect: &Effect) -> Option<Event> {
         let run = self.runs.run(arm);
         let done = match effect {
-            Effect::StartWorker { stop_after } => self.start(arm, *stop_after).map(|pid| Some(Event::WorkerStarted { pid })),
+            Effect::StartWorker { stop_after } => {
+                self.start(arm, *stop_after).map(|pid| Some(Event::WorkerStarted { pid }))
+            }
             Effect::WriteStopFile(worker) => write_stop_file(&run, worker, &self.by).map(|()| None),
             Effect::Signal { worker, signal } => signal_worker(&run, worker, *signal, &self.by).map(|()| None),
             Effect::ScheduleTimeout { .. } | Effect::Report { .. } => Ok(None),

@@ -550,7 +550,8 @@ mod tests {
         );
         assert_eq!(control.state(), &State::Stopped);
         control.handle(Event::AskStart { stop_after: None });
-        let failed = Event::EffectFailed { effect: Effect::StartWorker { stop_after: None }, words: "no such file".to_owned() };
+        let failed =
+            Event::EffectFailed { effect: Effect::StartWorker { stop_after: None }, words: "no such file".to_owned() };
         assert_eq!(report(&control.handle(failed)), (Level::Error, "not started: no such file"));
         assert_eq!(control.state(), &State::Stopped);
     }

@@ -127,12 +127,7 @@ struct Followed {
 }
 
 impl Followed {
-    fn begin(
-        arm: &str,
-        runs: &ExperimentRuns,
-        controller: &mut Controller,
-        stop_after: Option<u64>,
-    ) -> Result<Self> {
+    fn begin(arm: &str, runs: &ExperimentRuns, controller: &mut Controller, stop_after: Option<u64>) -> Result<Self> {
         let tail = Tail::begin(arm, runs.run(arm).root())?;
         let attempts_before = tail.view().attempts.len();
         let mut followed = Self { arm: arm.to_owned(), tail, attempts_before, stop_asked: false, outcome: None };

@@ -289,7 +289,8 @@ impl RunReader {
         }
         let view = &mut self.assembler.view;
         let over = view.outcome.is_some() || view.liveness == Liveness::Dead;
-        view.stop_requested = !over && (self.assembler.stop_announced
+        view.stop_requested = !over
+            && (self.assembler.stop_announced
                 || newest_attempt.is_some_and(|attempt| StopWatch::of(&self.run, attempt).requested().is_some()));
         Ok(before != self.evidence())
     }

@@ -155,7 +155,11 @@ pub fn demo() -> ConsoleSnapshot {
         experiment: "experiments/demo".into(),
         question: "Do geometry tokens help the wrist view?".into(),
         runs: vec![Arc::new(baseline), Arc::new(geometry)],
-        verdict: Some(VerdictView { note: String::new(), headline: "pending, 12 of 21 points".into(), decision: Decision::Pending }),
+        verdict: Some(VerdictView {
+            note: String::new(),
+            headline: "pending, 12 of 21 points".into(),
+            decision: Decision::Pending,
+        }),
         planned_validations: 21,
         loaded_ms: NOW_MS,
     }
@@ -280,4 +284,12 @@ pub fn write_runs(experiment: &Path, arms: u64, steps: u64) -> std::io::Result<(
         }
     }
     Ok(())
+}
+
+/// Appends one more step to a run of [`write_runs`].
+pub fn append_step(experiment: &Path, arm: u64, step: u64) -> std::io::Result<()> {
+    let log = experiment.join(format!("runs/arm{arm}_long/attempts/0001/events.jsonl"));
+    let event = Event::Step(step_event(arm, step));
+    let line = serde_json::to_string(&EventLine { v: EVENT_VERSION, time_ms: NOW_MS, event })?;
+    std::fs::OpenOptions::new().append(true).open(log)?.write_all((line + "\n").as_bytes())
 }

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "prints the table of docs/metrics.md: some minutes in a debug build"]
+    #[ignore = "no test: prints the table of docs/metrics.md"]
     fn print_coverage() {
         for (name, sizes, between, within) in CASES {
             println!("{name}: {:.1} %", 100.0 * coverage(4000, |draw| clips(draw, sizes, between, within)));

@@ -117,7 +117,11 @@ fn nothing_is_decided_before_the_last_point() {
     partial.1.points.remove(&500);
     let found = verdict(&partial);
     assert_eq!((found.decision, found.points_done, found.points_planned), (Decision::Pending, 4, 5));
-    assert!(found.headline().starts_with("m2_geometry pending (4 of 5 points, one run each): wrist LPIPS difference so far -0.05"));
+    assert!(
+        found
+            .headline()
+            .starts_with("m2_geometry pending (4 of 5 points, one run each): wrist LPIPS difference so far -0.05")
+    );
     let last = found.trajectory.last().expect("row");
     assert!(last.step == 500 && last.baseline.is_some() && last.candidate.is_none());
 
