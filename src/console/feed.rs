@@ -268,3 +268,59 @@ impl Feed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::WorkerCommand;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    /// A worker that writes its arguments down and leaves.
+    fn recorder(folder: &Path) -> WorkerCommand {
+        let executable = folder.join("worker");
+        let script = format!("#!/bin/sh\necho \"$@\" >> '{}'\n", folder.join("calls").display());
+        std::fs::write(&executable, script).unwrap();
+        std::fs::set_permissions(&executable, std::fs::Permissions::from_mode(0o755)).unwrap();
+        WorkerCommand { executable, experiment: folder.to_owned(), arguments: vec![], arms: vec!["a".to_owned()] }
+    }
+
+    fn wait_for(messages: &Receiver<Msg>, what: &str, wanted: impl Fn(&Msg) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let message = messages.recv_deadline(deadline).unwrap_or_else(|_| panic!("no {what}"));
+            if wanted(&message) {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn arms_are_started_when_the_folder_can_be_read_at_last_and_stop_early_only_then() {
+        let folder = tempfile::tempdir().unwrap();
+        let runs = folder.path().join("runs");
+        std::fs::write(&runs, "a file where the folder should be").unwrap();
+        let options = ConsoleOptions {
+            arms: vec!["a".to_owned()],
+            worker: Some(recorder(folder.path())),
+            start_missing_arms: true,
+            stop_after: Some(7),
+            ..ConsoleOptions::default()
+        };
+        let experiment = ExperimentRuns::new(folder.path());
+        let (commands, commands_in) = crossbeam_channel::unbounded();
+        let (out, messages) = crossbeam_channel::unbounded();
+        let feed = std::thread::spawn(move || run(experiment, options, &commands_in, &out));
+        wait_for(&messages, "failure", |message| matches!(message, Msg::LoadFailed(_)));
+        std::fs::remove_file(&runs).unwrap();
+        let ended = |message: &Msg| matches!(message, Msg::EffectResult { text, .. } if text.contains("exited with"));
+        wait_for(&messages, "end of the first worker", ended);
+        commands.send(Command::Resume { arm: "a".to_owned() }).unwrap();
+        wait_for(&messages, "end of the second worker", ended);
+        drop(commands);
+        feed.join().unwrap();
+        let calls = std::fs::read_to_string(folder.path().join("calls")).unwrap();
+        let calls: Vec<bool> = calls.lines().map(|line| line.ends_with("--arm a --stop-after 7")).collect();
+        assert_eq!(calls, [true, false]);
+    }
+}
