@@ -84,6 +84,7 @@ impl Verdict {
         if !self.trajectory.is_empty() {
             lines.push(String::new());
             lines.extend(self.table(width));
+            lines.extend(self.ceiling_line().iter().flat_map(|line| wrap(line, width)));
             lines.push(String::new());
             lines.extend(wrap(
                 "Wrist frames 1..8. LPIPS decides; PSNR, SSIM and pose are shown and never decide.",
@@ -105,6 +106,15 @@ impl Verdict {
             let change = 100.0 * (last / first - 1.0);
             format!("{arm}: wrist LPIPS {first:.4} at step 0, {last:.4} at step {step} ({change:+.1} %)")
         })
+    }
+
+    /// What the codec alone loses on the same frames: no model over it can do better than this on average.
+    fn ceiling_line(&self) -> Option<String> {
+        let means = self.trajectory.iter().find_map(|point| point.baseline.or(point.candidate))?;
+        Some(format!(
+            "codec's own ceiling on these frames: LPIPS {:.4}, PSNR {:.2} dB",
+            means.ceiling_lpips, means.ceiling_psnr
+        ))
     }
 
     /// Two lines of headings, then a line a point: both arms side by side under each metric.
