@@ -1,8 +1,8 @@
 //! The overrides that a run was started with, from the command line that its newest attempt recorded.
 
 use super::arguments::{Arguments, Command, Overrides};
-use crate::runlog::{AttemptRecord, ExperimentRuns};
 use crate::Result;
+use crate::runlog::{AttemptRecord, ExperimentRuns};
 use clap::Parser;
 use std::path::Path;
 

@@ -363,7 +363,7 @@ fn hadamard(row: usize, column: usize) -> f64 {
         _ if [1, 3, 4, 5, 9].contains(&((row + 11 - column) % 11)) => 1.0,
         _ => -1.0,
     };
-    let sylvester = if ((row / 12) & (column / 12)).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sylvester = if ((row / 12) & (column / 12)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     sylvester * paley(row % 12, column % 12)
 }
 

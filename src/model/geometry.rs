@@ -67,7 +67,7 @@ fn grid_sinusoid(
                 let axis = (i / (2 * quarter)).min(1);
                 let frequency = std::f64::consts::PI * 64f64.powf((i % quarter) as f64 / quarter as f64);
                 let angle = frequency * centre[axis];
-                values.push(if i / quarter % 2 == 0 { angle.cos() } else { angle.sin() });
+                values.push(if (i / quarter).is_multiple_of(2) { angle.cos() } else { angle.sin() });
             }
         }
     }

@@ -42,7 +42,7 @@ impl CustomOp2 for AddBias {
             let mut y = slice::<T>(x, xl)?.to_vec();
             y.par_chunks_mut(bias_d.len()).for_each(|y_d| {
                 for (y, &bias) in y_d.iter_mut().zip(bias_d) {
-                    *y = *y + bias;
+                    *y += bias;
                 }
             });
             Ok(storage(y, xl.shape()))
@@ -55,7 +55,7 @@ impl CustomOp2 for AddBias {
             let mut dbias = vec![T::zero(); bias.elem_count()];
             for g_d in values::<T>(grad)?.chunks(dbias.len()) {
                 for (total, &g) in dbias.iter_mut().zip(g_d) {
-                    *total = *total + g;
+                    *total += g;
                 }
             }
             Tensor::from_vec(dbias, bias.shape(), bias.device())

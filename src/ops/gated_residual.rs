@@ -49,7 +49,7 @@ impl GatedResidual {
             let (gate_d, dgate_d) = (&gate_values[row..row + width], &mut dgate[row..row + width]);
             for i in 0..width {
                 dy_d[i] = g_d[i] * gate_d[i];
-                dgate_d[i] = dgate_d[i] + g_d[i] * y_d[i];
+                dgate_d[i] += g_d[i] * y_d[i];
             }
         }
         Ok([Tensor::from_vec(dy, y.shape(), y.device())?, Tensor::from_vec(dgate, gate.shape(), y.device())?])

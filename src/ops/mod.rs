@@ -64,7 +64,7 @@ fn sum_by<T: Element>(n: usize, value: impl Fn(usize) -> T) -> T {
     let whole = n / 8 * 8;
     for base in (0..whole).step_by(8) {
         for (lane, total) in lanes.iter_mut().enumerate() {
-            *total = *total + value(base + lane);
+            *total += value(base + lane);
         }
     }
     let tail: T = (whole..n).map(&value).sum();

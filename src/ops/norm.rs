@@ -144,8 +144,8 @@ impl NormModulate {
             let row = self.row_start(index, batched, width);
             let (dshift_d, dscale_d) = (&mut dshift[row..row + width], &mut dscale[row..row + width]);
             for i in 0..width {
-                dshift_d[i] = dshift_d[i] + g_d[i];
-                dscale_d[i] = dscale_d[i] + g_d[i] * (x_d[i] - mean) * inverse;
+                dshift_d[i] += g_d[i];
+                dscale_d[i] += g_d[i] * (x_d[i] - mean) * inverse;
             }
         }
         Ok([

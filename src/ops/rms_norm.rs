@@ -60,7 +60,7 @@ impl CustomOp2 for RmsNorm {
                 let correction = projection * inverse * inverse;
                 for i in 0..width {
                     dx_d[i] = inverse * (g_d[i] * weight_d[i] - x_d[i] * correction);
-                    dweight[i] = dweight[i] + g_d[i] * x_d[i] * inverse;
+                    dweight[i] += g_d[i] * x_d[i] * inverse;
                 }
             }
             Ok([Tensor::from_vec(dx, x.shape(), x.device())?, Tensor::from_vec(dweight, weight.shape(), x.device())?])

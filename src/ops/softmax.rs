@@ -28,7 +28,7 @@ impl CustomOp1 for Softmax {
                 }
                 let inverse = sum_by(width, |i| y_n[i]).recip();
                 for y in y_n.iter_mut() {
-                    *y = *y * inverse;
+                    *y *= inverse;
                 }
             });
             Ok(storage(y, layout.shape()))

@@ -171,7 +171,7 @@ impl Loader {
     }
 
     /// The next batch in order.
-    pub fn next(&mut self) -> Result<Batch> {
+    pub fn next_batch(&mut self) -> Result<Batch> {
         match self.batches.as_ref().map(Receiver::recv) {
             Some(Ok(batch)) => batch,
             _ => Err(Error::crash("the loader thread ended early; its panic message stands above")),

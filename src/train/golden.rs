@@ -83,7 +83,8 @@ pub fn verify(path: &Path) -> Result<Report> {
     match file.metadata.get("family").map(String::as_str) {
         Some("xwam") => verify_xwam(&file),
         None if !file.metadata.get("cfg").is_some_and(|cfg| cfg.contains("num_attention_heads")) => {
-            Err(Error::data("golden_broken", "the file's metadata names no model family: it is no golden file").at(path))
+            Err(Error::data("golden_broken", "the file's metadata names no model family: it is no golden file")
+                .at(path))
         }
         family => Err(Error::refused(
             "unknown_family",
@@ -211,7 +212,9 @@ fn verify_xwam(file: &GoldenFile) -> Result<Report> {
     })?;
     let model = XwamModel::new(&model_config, &parameters)?;
 
-    let shape_error = |error: candle_core::Error| refuse(format!("tensors do not fit each other: {}", crate::error::tensor_words(&error)));
+    let shape_error = |error: candle_core::Error| {
+        refuse(format!("tensors do not fit each other: {}", crate::error::tensor_words(&error)))
+    };
     let (t_video, t_action) = (f32s(file, "in.t_video")?, f32s(file, "in.t_action")?);
     let (u_video, u_action) = (f32s(file, "in.u_video")?, f32s(file, "in.u_action")?);
     let clean = f32s(file, "in.clean_action")?;

@@ -74,7 +74,7 @@ impl Validator {
         Ok(Self { lpips, truths, position_scale_m: [0, 1, 2].map(|axis| one[axis] - origin[axis]) })
     }
 
-    /// Samples and measures all clips. `interrupted` is asked between batches.
+    /// Samples and measures all clips. `go_on(done, total)` is asked before each batch.
     pub fn measure(
         &self,
         store: &ClipStore,
@@ -82,14 +82,12 @@ impl Validator {
         recipe: &Recipe,
         step: u64,
         strips: &Path,
-        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
-        interrupted: &dyn Fn() -> bool,
+        go_on: &mut dyn FnMut(u64, u64) -> Result<bool>,
     ) -> Result<Point> {
         let started = Instant::now();
         let mut clips = Vec::with_capacity(self.truths.len());
         for batch in self.truths.chunks(BATCH) {
-            progress(clips.len() as u64, self.truths.len() as u64)?;
-            if interrupted() {
+            if !go_on(clips.len() as u64, self.truths.len() as u64)? {
                 return Ok(Point::Interrupted);
             }
             let encoded: Vec<EncodedClip> = batch.iter().map(|truth| truth.encoded.clone()).collect();

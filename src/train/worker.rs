@@ -386,9 +386,11 @@ fn validate(
     let strips = journal.writer.run().strips(step);
     crate::files::create_folder(&strips)?;
     let watch = journal.writer.stop_watch();
-    let asked = || stop.requested().is_some() || watch.requested().is_some();
-    let mut progress = |done, total| journal.phase(Phase::Validating, done, total);
-    match validator.measure(clips, model, recipe, step, &strips, &mut progress, &asked)? {
+    let mut go_on = |done, total| {
+        journal.phase(Phase::Validating, done, total)?;
+        Ok(stop.requested().is_none() && watch.requested().is_none())
+    };
+    match validator.measure(clips, model, recipe, step, &strips, &mut go_on)? {
         Point::Complete { clips, mean } => {
             journal.writer.write_clip_metrics(step, &clips)?;
             Ok(Some(mean))
@@ -421,7 +423,7 @@ fn optimizer_step(
             return Ok(StepResult::Interrupted(by));
         }
         let waited = Instant::now();
-        let batches::Batch { input, targets, padding_rows: padding } = loader.next()?;
+        let batches::Batch { input, targets, padding_rows: padding } = loader.next_batch()?;
         data_ms += waited.elapsed().as_secs_f64() * 1e3;
         tokens += model.layout(&input)?.tokens() * train.batch_size;
         text_rows += recipe.model.text_len * train.batch_size;
