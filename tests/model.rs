@@ -290,7 +290,12 @@ fn every_fused_op_agrees_with_its_reference_and_passes_gradient_on() {
     let (shift, scale) = (random(&[2, 3, 12], "shift"), random(&[2, 3, 12], "scale"));
     let (weight, bias) = (random(&[12], "weight"), random(&[12], "bias"));
     let table = RopeTable::new(&(0..7).map(|i| [i as f64, 0.5 * i as f64, 2.0]).collect::<Vec<_>>(), [2, 2, 2]);
-    agree("layer_norm", &[x.clone()], |t| ops::layer_norm(t[0], 1e-6), |t| reference::layer_norm(t[0], 1e-6));
+    agree(
+        "layer_norm",
+        std::slice::from_ref(&x),
+        |t| ops::layer_norm(t[0], 1e-6),
+        |t| reference::layer_norm(t[0], 1e-6),
+    );
     agree(
         "norm_modulate",
         &[x.clone(), shift.clone(), scale.clone()],
@@ -315,9 +320,9 @@ fn every_fused_op_agrees_with_its_reference_and_passes_gradient_on() {
         |t| ops::rms_norm(t[0], t[1], 1e-6),
         |t| reference::rms_norm(t[0], t[1], 1e-6),
     );
-    agree("gelu_tanh", &[x.clone()], |t| ops::gelu_tanh(t[0]), |t| reference::gelu_tanh(t[0]));
-    agree("softmax", &[x.clone()], |t| ops::softmax_last_dim(t[0]), |t| reference::softmax_last_dim(t[0]));
-    agree("rope", &[x.clone()], |t| ops::rope(t[0], &table), |t| reference::rope(t[0], &table));
+    agree("gelu_tanh", std::slice::from_ref(&x), |t| ops::gelu_tanh(t[0]), |t| reference::gelu_tanh(t[0]));
+    agree("softmax", std::slice::from_ref(&x), |t| ops::softmax_last_dim(t[0]), |t| reference::softmax_last_dim(t[0]));
+    agree("rope", std::slice::from_ref(&x), |t| ops::rope(t[0], &table), |t| reference::rope(t[0], &table));
     agree(
         "linear",
         &[x, random(&[5, 12], "w"), random(&[5], "b")],
