@@ -295,8 +295,18 @@ fn a_video_that_is_too_short() {
     std::fs::copy(broken.path(&VIDEO.replace("000002", "000000")), broken.path(VIDEO)).unwrap();
     let error = broken.load_error(2, 48);
     expect(&error, Exit::BadData, "too_short", VIDEO);
-    assert!(error.what.contains("71 frames") && error.what.contains("81"), "{error}");
-    Dataset::open(&broken.config, &broken.model).unwrap().load(&ClipId { episode: 2, start: 32 }).unwrap();
+    assert!(error.what.contains("71 frames") && error.what.contains("134"), "{error}");
+    // A window that fits is refused too: the file is not this episode's.
+    expect(&broken.load_error(2, 32), Exit::BadData, "too_short", VIDEO);
+    let probed = Dataset::open(&broken.config, &broken.model).unwrap().probe();
+    assert_eq!(probed.iter().map(|error| error.code).collect::<Vec<_>>(), ["too_short"], "check finds it undecoded");
+}
+
+#[test]
+fn a_video_of_a_longer_episode() {
+    let broken = Broken::new();
+    std::fs::copy(broken.path(VIDEO), broken.path(&VIDEO.replace("000002", "000000"))).unwrap();
+    expect(&broken.load_error(0, 0), Exit::BadData, "too_long", &VIDEO.replace("000002", "000000"));
 }
 
 #[test]

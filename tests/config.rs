@@ -15,7 +15,7 @@ fn demo_recipe() -> Recipe {
 }
 
 fn demo_text() -> String {
-    fs::read_to_string(repository("configs/xwam_demo.yaml")).unwrap()
+    fs::read_to_string(repository("tests/fixtures/recipe.yaml")).unwrap()
 }
 
 /// Loads the demo recipe after a textual change.
@@ -49,7 +49,8 @@ fn experiment(change: impl Fn(&str, String) -> String) -> (TempDir, PathBuf) {
     for file in ["configs/xwam_demo.yaml", "experiments/demo/experiment.yaml"] {
         let target = root.path().join(file);
         fs::create_dir_all(target.parent().unwrap()).unwrap();
-        fs::write(target, change(file, fs::read_to_string(repository(file)).unwrap())).unwrap();
+        let source = if file.ends_with("xwam_demo.yaml") { "tests/fixtures/recipe.yaml" } else { file };
+        fs::write(target, change(file, fs::read_to_string(repository(source)).unwrap())).unwrap();
     }
     let directory = root.path().join("experiments/demo");
     (root, directory)
@@ -266,7 +267,8 @@ fn files_that_are_no_recipe_are_refused_each_in_its_own_words() {
     assert_eq!(refused(load_bytes(bomb.as_bytes())).0, "bad_yaml");
     // A byte order mark and Windows line ends are harmless.
     let windows = format!("\u{feff}{}", demo_text().replace('\n', "\r\n"));
-    assert_eq!(load_bytes(windows.as_bytes()).unwrap().model, demo_recipe().model);
+    let plain = load_bytes(demo_text().as_bytes()).unwrap();
+    assert_eq!(load_bytes(windows.as_bytes()).unwrap().model, plain.model);
 }
 
 #[test]
