@@ -146,10 +146,21 @@ impl Drop for Session {
     }
 }
 
-fn experiment() -> tempfile::TempDir {
+/// The demo's experiment over written runs; further arms are runs that the file does not name.
+fn experiment_of(arms: u64, steps: u64) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    write_runs(folder.path(), 2, 400).unwrap();
+    write_runs(folder.path(), arms, steps).unwrap();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(repository.join("experiments/demo/experiment.yaml")).unwrap();
+    let base = repository.join("configs/xwam_demo.yaml");
+    let text = text.replace("../../configs/xwam_demo.yaml", base.to_str().unwrap());
+    let text = text.replace("m1_baseline", "arm0_long").replace("m2_geometry", "arm1_long");
+    std::fs::write(folder.path().join("experiment.yaml"), text).unwrap();
     folder
+}
+
+fn experiment() -> tempfile::TempDir {
+    experiment_of(2, 400)
 }
 
 #[test]
@@ -167,6 +178,23 @@ fn it_shows_the_runs_and_leaves_with_q() {
     let left = session.screen.screen().contents();
     assert!(left.contains("Watch again: lbva-tui"), "{left}");
     assert!(left.contains("arm0_long"), "{left}");
+}
+
+#[test]
+fn without_colour_no_colour_is_sent() {
+    let folder = experiment();
+    let colours = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut session = Session::start(folder.path(), arguments, variables);
+        session.wait_for("wrist LPIPS");
+        session.press("q");
+        assert_eq!(session.end(), 0);
+        let text = String::from_utf8_lossy(&session.raw).into_owned();
+        text.contains("[38;5;") || text.contains("[38;2;")
+    };
+    assert!(colours(&[], &[]));
+    assert!(!colours(&["--color", "never"], &[]));
+    assert!(!colours(&[], &[("NO_COLOR", "1")]));
+    assert!(colours(&["--color", "always"], &[("NO_COLOR", "1")]));
 }
 
 #[test]
@@ -189,6 +217,8 @@ fn signals_restore_the_terminal_and_end_with_a_code_below_128() {
         session.signal(signal);
         assert_eq!(session.end(), 75, "{signal:?}");
         session.assert_restored();
+        let left = session.screen.screen().contents();
+        assert_eq!(left.contains("ended the console, not the runs"), signal != Signal::HUP, "{left}");
     }
 }
 
@@ -255,8 +285,7 @@ fn a_terminal_that_goes_away_ends_it() {
 
 #[test]
 fn the_first_frame_comes_before_anything_is_read() {
-    let folder = tempfile::tempdir().unwrap();
-    write_runs(folder.path(), 4, 20_000).unwrap();
+    let folder = experiment_of(4, 20_000);
     let mut session = Session::start(folder.path(), &[], &[]);
     session.wait_for("lbva-tui");
     session.wait_for("arm3_long");

@@ -4,6 +4,7 @@ use super::arguments::{Arguments, Command, Overrides};
 use crate::runlog::{AttemptRecord, ExperimentRuns};
 use crate::{Error, Result};
 use clap::Parser;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// The overrides of the newest attempt of any of these arms; `None` if no attempt has started. Arms of one session
@@ -14,8 +15,11 @@ pub fn recorded_overrides(experiment: &Path, arms: &[String]) -> Result<Option<O
     for arm in arms {
         let Some(attempt) = runs.run(arm).newest_attempt()? else { continue };
         let path = attempt.record();
-        let bytes = std::fs::read(&path)
-            .map_err(|error| Error::data("not_readable", format!("cannot be read: {error}")).at(&path))?;
+        let bytes = match std::fs::read(&path) {
+            // Its worker died before it could say who it was; nothing came of it.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            read => read.map_err(|error| Error::data("not_readable", format!("cannot be read: {error}")).at(&path))?,
+        };
         let record: AttemptRecord = serde_json::from_slice(&bytes)
             .map_err(|error| Error::data("not_readable", format!("is no attempt's record: {error}")).at(&path))?;
         if newest.as_ref().is_none_or(|other| other.started_ms < record.started_ms) {
