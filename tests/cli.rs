@@ -240,6 +240,27 @@ fn a_reader_that_leaves_early_is_no_failure() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    // The notice about the missing terminal goes to a stderr that nobody reads.
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("lbva-tui"))
+        .arg("experiments")
+        .current_dir(REPOSITORY)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("m1_baseline"));
+}
+
+#[test]
+fn arms_whose_dataset_is_absent_were_started_and_say_what_is_missing() {
+    let (_folder, directory) = experiment(|text| text);
+    let ran = run(&["--no-ui", "run", directory.to_str().unwrap(), "--set", "data.dataset=no/such"]);
+    assert_eq!(ran.code, 65, "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("attempt 1 starts") && !ran.out.contains("not started"), "{}", ran.out);
+    assert!(ran.out.contains("m1_baseline   FAILED at step 0 (exit code 65)"), "{}", ran.out);
 }
 
 #[test]

@@ -168,6 +168,10 @@ fn experiment_with(arms: u64, steps: u64) -> tempfile::TempDir {
     folder
 }
 
+fn experiment() -> tempfile::TempDir {
+    experiment_of(2, 400)
+}
+
 #[test]
 fn it_shows_the_runs_and_leaves_with_q() {
     let folder = experiment();
@@ -183,6 +187,23 @@ fn it_shows_the_runs_and_leaves_with_q() {
     let left = session.screen.screen().contents();
     assert!(left.contains("Watch again: lbva-tui"), "{left}");
     assert!(left.contains("arm0_long"), "{left}");
+}
+
+#[test]
+fn without_colour_no_colour_is_sent() {
+    let folder = experiment();
+    let colours = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut session = Session::start(folder.path(), arguments, variables);
+        session.wait_for("wrist LPIPS");
+        session.press("q");
+        assert_eq!(session.end(), 0);
+        let text = String::from_utf8_lossy(&session.raw).into_owned();
+        text.contains("[38;5;") || text.contains("[38;2;")
+    };
+    assert!(colours(&[], &[]));
+    assert!(!colours(&["--color", "never"], &[]));
+    assert!(!colours(&[], &[("NO_COLOR", "1")]));
+    assert!(colours(&["--color", "always"], &[("NO_COLOR", "1")]));
 }
 
 #[test]
@@ -205,6 +226,8 @@ fn signals_restore_the_terminal_and_end_with_a_code_below_128() {
         session.signal(signal);
         assert_eq!(session.end(), 75, "{signal:?}");
         session.assert_restored();
+        let left = session.screen.screen().contents();
+        assert_eq!(left.contains("ended the console, not the runs"), signal != Signal::HUP, "{left}");
     }
 }
 
