@@ -168,10 +168,6 @@ fn experiment_with(arms: u64, steps: u64) -> tempfile::TempDir {
     folder
 }
 
-fn experiment() -> tempfile::TempDir {
-    experiment_of(2, 400)
-}
-
 #[test]
 fn it_shows_the_runs_and_leaves_with_q() {
     let folder = experiment();

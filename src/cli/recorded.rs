@@ -4,7 +4,6 @@ use super::arguments::{Arguments, Command, Overrides};
 use crate::Result;
 use crate::runlog::{AttemptRecord, ExperimentRuns};
 use clap::Parser;
-use std::io::ErrorKind;
 use std::path::Path;
 
 /// The overrides of the newest attempt of any of these arms; `None` if no attempt has started. Arms of one session
