@@ -7,12 +7,14 @@
 
 mod document;
 mod experiment;
+mod lingbot;
 mod resolve;
 mod typed;
 mod types;
 mod validate;
 
 pub use experiment::{Arm, Examination, Experiment, examine};
+pub use lingbot::*;
 pub(crate) use typed::nearest;
 pub use types::*;
 pub use validate::{validate, validate_image_size};

@@ -95,6 +95,8 @@ pub enum TextConfig {
     HashedWords,
     /// UMT5 embeddings computed beforehand: safetensors, one tensor [tokens, text_dim] a prompt, named by the prompt.
     Embeddings { path: PathBuf },
+    /// The embeddings inside LingBot-VA's official latent files, and the empty prompt's `empty_emb.pt` beside them.
+    LatentFiles,
 }
 
 /// Sizes of the diffusion transformer. Names follow Wan2.2's config.json.

@@ -141,8 +141,14 @@ fn robot(check: &mut Check, robot: &RobotLayout) {
 fn codec_and_text(check: &mut Check, recipe: &Recipe) {
     let (CodecConfig::Linear { path } | CodecConfig::WanVae { path }) = &recipe.codec;
     check.that(!path.as_os_str().is_empty(), "codec.path", || "the path is empty".to_owned());
-    if let TextConfig::Embeddings { path } = &recipe.text {
-        check.that(!path.as_os_str().is_empty(), "text.path", || "the path is empty".to_owned());
+    match &recipe.text {
+        TextConfig::Embeddings { path } => {
+            check.that(!path.as_os_str().is_empty(), "text.path", || "the path is empty".to_owned());
+        }
+        TextConfig::LatentFiles => {
+            check.that(false, "text.kind", || "only LingBot-VA has text in its latent files".to_owned())
+        }
+        TextConfig::HashedWords => {}
     }
 }
 

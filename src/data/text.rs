@@ -27,6 +27,10 @@ impl TextTable {
         let (mut rows, mut lengths) = (BTreeMap::new(), BTreeMap::new());
         let file = match config {
             TextConfig::HashedWords => None,
+            TextConfig::LatentFiles => {
+                return Err(Error::refused("text_mismatch", "the text of this dataset is not in its latent files")
+                    .in_place("text.kind"));
+            }
             TextConfig::Embeddings { path } => Some((
                 path,
                 candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| {
