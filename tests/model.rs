@@ -137,7 +137,7 @@ fn total(targets: &lbva_tui::train::flow::Targets) -> impl Fn(&lbva_tui::model::
 
 /// A branch past its first step: every projection non-zero.
 fn trained_branch(config: &ModelConfig) -> Parameters {
-    let parameters = Parameters::initialise(config, 3, &Device::Cpu).unwrap();
+    let parameters = Parameters::initialise(&parameter_specs(config), 3, &Device::Cpu).unwrap();
     for (name, variable) in parameters.iter() {
         if name.starts_with("geometry.layers") && name.contains(".o.") {
             variable.set(&(random(variable.dims(), name) * 0.2).unwrap()).unwrap();
@@ -167,7 +167,7 @@ fn gradient_reaches_every_parameter_of_both_arms() {
 #[test]
 fn at_the_start_only_the_output_projections_of_the_branch_get_gradient() {
     let config = config(true);
-    let parameters = Parameters::initialise(&config, 3, &Device::Cpu).unwrap();
+    let parameters = Parameters::initialise(&parameter_specs(&config), 3, &Device::Cpu).unwrap();
     let model = XwamModel::new(&config, &parameters).unwrap();
     let (input, targets) = batch(&config, DType::F32);
     let (_, _, gradients) = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
@@ -185,8 +185,8 @@ fn the_new_branch_is_an_exact_no_op_and_a_trained_one_is_not() {
         let output = XwamModel::new(config, parameters).unwrap().forward(input).unwrap();
         [output.video, output.action, output.proprio].map(|t| t.flatten_all().unwrap().to_vec1::<f32>().unwrap())
     };
-    let base = run(&without, &Parameters::initialise(&without, 3, &Device::Cpu).unwrap(), &input);
-    let started = run(&with, &Parameters::initialise(&with, 3, &Device::Cpu).unwrap(), &input);
+    let base = run(&without, &Parameters::initialise(&parameter_specs(&without), 3, &Device::Cpu).unwrap(), &input);
+    let started = run(&with, &Parameters::initialise(&parameter_specs(&with), 3, &Device::Cpu).unwrap(), &input);
     assert_eq!(base, started, "every head, every digit");
     let trained = trained_branch(&with);
     let moved = run(&with, &trained, &input);
@@ -201,8 +201,8 @@ fn the_new_branch_is_an_exact_no_op_and_a_trained_one_is_not() {
 
 #[test]
 fn the_branch_shifts_no_other_initial_weight() {
-    let base = Parameters::initialise(&config(false), 3, &Device::Cpu).unwrap();
-    let branch = Parameters::initialise(&config(true), 3, &Device::Cpu).unwrap();
+    let base = Parameters::initialise(&parameter_specs(&config(false)), 3, &Device::Cpu).unwrap();
+    let branch = Parameters::initialise(&parameter_specs(&config(true)), 3, &Device::Cpu).unwrap();
     for (name, variable) in base.iter() {
         let other = branch.get(name).unwrap();
         let difference = (variable.as_tensor() - other).unwrap().abs().unwrap().sum_all().unwrap();

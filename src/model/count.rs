@@ -45,7 +45,7 @@ pub fn count(model: &ModelConfig) -> ParameterCount {
     let specs = parameter_specs(model);
     let of = |prefixes: &[&str]| -> u64 {
         let belongs = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
-        specs.iter().filter(|spec| belongs(&spec.name)).map(|spec| elements(&spec.shape)).sum()
+        specs.iter().filter(|spec| belongs(&spec.name)).map(|spec| spec.count() as u64).sum()
     };
     let part =
         |name, detail: &str, prefixes: &[&str]| Part { name, detail: detail.to_owned(), parameters: of(prefixes) };
@@ -73,8 +73,4 @@ pub fn count(model: &ModelConfig) -> ParameterCount {
         Vec::new()
     };
     ParameterCount { base, geometry }
-}
-
-fn elements(shape: &[usize]) -> u64 {
-    shape.iter().map(|&size| size as u64).product()
 }

@@ -5,11 +5,13 @@
 mod block;
 mod count;
 mod geometry;
+mod lingbot_parameters;
 mod parameters;
 mod timestep;
 mod xwam;
 
 pub use block::{Block, Conditioning};
 pub use count::{ParameterCount, Part, count};
+pub use lingbot_parameters::lingbot_parameter_specs;
 pub use parameters::{Initialiser, ParameterSpec, Parameters, parameter_specs};
 pub use xwam::{XwamInput, XwamModel, XwamOutput};

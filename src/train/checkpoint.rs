@@ -4,7 +4,7 @@
 
 use super::optimizer::AdamW;
 use crate::config::Recipe;
-use crate::model::Parameters;
+use crate::model::{Parameters, parameter_specs};
 use crate::runlog::Checkpoint;
 use crate::{Error, Result};
 use candle_core::{Device, Tensor};
@@ -42,7 +42,7 @@ pub fn write(folder: &Path, parameters: &Parameters, optimizer: &AdamW, state: &
 /// Reads a complete checkpoint back into parameters, optimizer and position.
 pub fn read(checkpoint: &Checkpoint, recipe: &Recipe) -> Result<(Parameters, AdamW, TrainerState)> {
     let weights = load(&checkpoint.path.join(WEIGHTS))?;
-    let parameters = Parameters::from_tensors(&recipe.model, weights)?;
+    let parameters = Parameters::from_tensors(&parameter_specs(&recipe.model), weights)?;
     let optimizer = AdamW::from_tensors(&parameters, &load(&checkpoint.path.join(OPTIMIZER))?)?;
     let path = checkpoint.path.join(TRAINER);
     let text = std::fs::read(&path).map_err(|error| unreadable(&path, &error))?;

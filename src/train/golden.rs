@@ -7,7 +7,7 @@
 use super::flow::{CleanBatch, Level, Losses, Noise, losses, noised};
 use super::gradients::forward_backward;
 use crate::config::{GeometryConfig, ModelConfig};
-use crate::model::{Parameters, XwamModel};
+use crate::model::{Parameters, XwamModel, parameter_specs};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
@@ -205,7 +205,7 @@ fn verify_xwam(file: &GoldenFile) -> Result<Report> {
     }
     let given: BTreeMap<String, Tensor> =
         file.tensors.iter().filter_map(|(name, t)| Some((name.strip_prefix("w.")?.to_owned(), t.clone()))).collect();
-    let parameters = Parameters::from_tensors(&model_config, given).map_err(|error| Error {
+    let parameters = Parameters::from_tensors(&parameter_specs(&model_config), given).map_err(|error| Error {
         exit: crate::Exit::BadData,
         place: format!("{}, w.{}", file.path.display(), error.place),
         ..error

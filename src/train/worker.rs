@@ -16,7 +16,7 @@ use super::{batches, memory};
 use crate::codec::{self, Extent, LatentCache};
 use crate::config::Recipe;
 use crate::data::{Dataset, TextTable, sha256_hex};
-use crate::model::{Parameters, XwamModel};
+use crate::model::{Parameters, XwamModel, parameter_specs};
 use crate::runlog::{
     Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
 };
@@ -70,10 +70,7 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
             total_steps: recipe.train.steps,
             save_every: recipe.train.save_every,
             validate_every: recipe.validation.every,
-            parameters: crate::model::parameter_specs(&recipe.model)
-                .iter()
-                .map(|spec| spec.shape.iter().product::<usize>() as u64)
-                .sum(),
+            parameters: parameter_specs(&recipe.model).iter().map(|spec| spec.count() as u64).sum(),
             device: "cpu".into(),
             threads: rayon::current_num_threads(),
             command_line: spec.command_line.clone(),
@@ -179,7 +176,7 @@ fn train(
     let clips = Arc::new(open_clips(spec, stop, journal)?);
 
     journal.phase(Phase::BuildingModel, 0, 1)?;
-    let initial = Parameters::initialise(&recipe.model, recipe.train.seed, &Device::Cpu)?;
+    let initial = Parameters::initialise(&parameter_specs(&recipe.model), recipe.train.seed, &Device::Cpu)?;
     let identity = identity(spec, stop, &clips, &initial, journal)?;
     journal.writer.bind_identity(&identity)?;
     let (parameters, mut optimizer) = match &from {
