@@ -134,7 +134,7 @@ fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
 
 impl Report {
     fn new(path: &Path, experiment: Option<&Experiment>, recipes: Vec<(String, Recipe)>, problems: Vec<Error>) -> Self {
-        let device = recipes.first().map(|(_, recipe)| describe(&recipe.device));
+        let device = recipes.first().map(|(_, recipe)| describe(recipe.device()));
         let fields: Vec<Vec<(String, String)>> = recipes.iter().map(|(_, recipe)| recipe.flatten()).collect();
         let ablated = fields.first().into_iter().flatten().filter_map(|(field, _)| {
             let value_in = |arm: &Vec<(String, String)>| {
@@ -147,7 +147,7 @@ impl Report {
         // Sizes that are refused could overflow the arithmetic of counting.
         let countable = |recipe: &Recipe| config::validate(recipe).is_empty();
         let arms = recipes.iter().filter(|(_, recipe)| countable(recipe)).map(|(name, recipe)| {
-            let count = model::count(&recipe.model);
+            let count = model::count(recipe);
             let parameters = json!({
                 "base": count.base, "base_total": count.base_total(),
                 "geometry": count.geometry, "geometry_total": count.geometry_total(),
