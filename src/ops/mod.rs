@@ -8,6 +8,7 @@
 //! Kernels are generic over f32 and f64. Half-precision inputs compute in f32 and return in the incoming dtype. Row
 //! loops run on rayon's pool; every reduction has a fixed order, so results do not depend on the number of threads.
 
+mod attention_plan;
 mod bias;
 mod gated_residual;
 mod gelu;
@@ -18,6 +19,7 @@ mod rope;
 mod rows;
 mod softmax;
 
+pub use attention_plan::{AttentionPlan, Group};
 pub use bias::linear;
 pub use gated_residual::gated_residual;
 pub use gelu::gelu_tanh;

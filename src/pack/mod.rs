@@ -1,0 +1,5 @@
+//! Which episodes share a sequence, where each token stands and what it sees.
+//!
+//! Pure functions of lengths and draws: nothing here reads a tensor, a file or a device.
+
+pub mod sequence;
