@@ -224,10 +224,16 @@ pub(super) fn recipe_from_tree(tree: &Value) -> Result<Recipe, Fault> {
     let mut fields = fields.clone();
     fields.remove(FAMILY);
     let fields = Value::Mapping(fields);
-    match family {
+    let recipe = match family {
         Family::Xwam => from_tree(&fields).map(Recipe::Xwam),
         Family::Lingbot => from_tree(&fields).map(Recipe::Lingbot),
-    }
+    };
+    recipe.map_err(|mut fault| {
+        if let (FaultKind::UnknownKey { expected, .. }, true) = (&mut fault.kind, fault.reversed.is_empty()) {
+            expected.insert(0, FAMILY.to_owned());
+        }
+        fault
+    })
 }
 
 fn refuse_unread(given: &Value, written: &Value) -> Result<(), Fault> {

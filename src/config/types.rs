@@ -5,7 +5,7 @@
 
 use super::lingbot::LingbotRecipe;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One resolved configuration: all that a run depends on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,14 @@ impl Recipe {
         match self {
             Self::Xwam(recipe) => &recipe.train,
             Self::Lingbot(recipe) => &recipe.train,
+        }
+    }
+
+    /// Root of what is trained on.
+    pub fn dataset(&self) -> &Path {
+        match self {
+            Self::Xwam(recipe) => &recipe.data.dataset,
+            Self::Lingbot(recipe) => &recipe.data.dataset,
         }
     }
 

@@ -5,12 +5,12 @@
 //! taken out again for the heads. Modulation rows: one a latent frame, copy and stream.
 
 use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight};
-use super::timestep::sinusoid;
+use super::timestep::sinusoid_f32;
 use super::{Block, Conditioning, Parameters, Transformer};
 use crate::config::LingbotModelConfig;
 use crate::ops::{RopeTable, Rows, norm_modulate};
 use crate::pack::sequence::{FrameTokens, PackedEpisode, Sequence};
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 use std::sync::Arc;
 
 const TEXT: MlpNames = MlpNames { up: "linear_1", down: "linear_2" };
@@ -125,13 +125,7 @@ impl Layout {
 
 impl EpisodeInput {
     /// Latent frames, if all parts agree.
-    fn check(
-        &self,
-        config: &LingbotModelConfig,
-        size: [usize; 2],
-        actions: usize,
-        prompts: usize,
-    ) -> Result<usize> {
+    fn check(&self, config: &LingbotModelConfig, size: [usize; 2], actions: usize, prompts: usize) -> Result<usize> {
         let frames = self.noisy_video.dim(1)?;
         let video = [config.in_dim, frames, size[0], size[1]];
         let action = [config.action_dim, frames, actions];
@@ -296,7 +290,7 @@ impl Transformer for LingbotModel {
         let video_rows: Vec<f64> = of(|e| &e.t_video).chain(of(|e| &e.t_history)).collect();
         let clean_actions = std::iter::repeat_n(0.0, layout.frames.iter().sum());
         let action_rows: Vec<f64> = of(|e| &e.t_action).chain(clean_actions).collect();
-        let sinusoids = |rows: &[f64]| sinusoid(rows, self.config.freq_dim, dtype, device);
+        let sinusoids = |rows: &[f64]| sinusoid_f32(rows, self.config.freq_dim, dtype, device);
         let (video_e, video_e0) = self.video_time.forward(&sinusoids(&video_rows)?)?;
         let (action_e, action_e0) = self.action_time.forward(&sinusoids(&action_rows)?)?;
 

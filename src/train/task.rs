@@ -15,7 +15,7 @@ use std::path::Path;
 pub(super) type GoOn<'a> = &'a mut dyn FnMut(u64, u64) -> Result<bool>;
 
 /// One family's part of a run. Opened before the model exists; [`Task::bind`] comes before steps and measurements.
-pub(super) trait Task {
+pub(super) trait Task: Sync {
     /// Weights of step 0, and what they come from if not from the seed alone.
     fn initialise(&self) -> Result<(Parameters, Option<Value>)>;
 

@@ -245,17 +245,14 @@ fn train(
 fn open(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<Box<dyn Task>> {
     match &spec.recipe {
         Recipe::Xwam(recipe) => Ok(Box::new(XwamTask::new(recipe, open_clips(recipe, spec, stop, journal)?))),
-        Recipe::Lingbot(recipe) => Ok(Box::new(open_episodes(recipe, spec, stop, journal)?)),
+        Recipe::Lingbot(_) => {
+            Err(Error::refused("family_untrained", "this family is not trained yet").in_place("family"))
+        }
     }
 }
 
 /// Dataset, codec, text and cache, with their progress in the log.
-fn open_clips(
-    recipe: &XwamRecipe,
-    spec: &WorkerSpec,
-    stop: &StopFlag,
-    journal: &mut Journal<'_>,
-) -> Result<ClipStore> {
+fn open_clips(recipe: &XwamRecipe, spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<ClipStore> {
     journal.phase(Phase::LoadingData, 0, 1)?;
     let dataset = Dataset::open(&recipe.data, &recipe.model)?;
     let text = TextTable::new(&recipe.text, &recipe.model, &dataset.prompts())?;

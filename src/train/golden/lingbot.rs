@@ -4,9 +4,7 @@ use super::{Comparisons, GoldenFile, LOSS, Report, bad_trunk};
 use crate::config::{LingbotModelConfig, LossMean};
 use crate::model::{LingbotInput, LingbotModel, lingbot_parameter_specs};
 use crate::train::gradients::forward_backward;
-use crate::train::lingbot::flow::{
-    CleanEpisode, EpisodeNoise, Levels, Schedule, Schedules, Share, losses, noised,
-};
+use crate::train::lingbot::flow::{CleanEpisode, EpisodeNoise, Levels, Schedule, Schedules, Share, losses, noised};
 use crate::{Error, Result};
 use candle_core::{DType, Tensor};
 

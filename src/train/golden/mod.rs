@@ -87,8 +87,10 @@ pub fn verify(path: &Path) -> Result<Report> {
         None if file.metadata.get("cfg").is_some_and(|cfg| cfg.contains("num_attention_heads")) => {
             lingbot::verify(&file)
         }
-        None => Err(Error::data("golden_broken", "the file's metadata names no model family: it is no golden file")
-            .at(path)),
+        None => {
+            Err(Error::data("golden_broken", "the file's metadata names no model family: it is no golden file")
+                .at(path))
+        }
         Some(family) => {
             Err(Error::refused("unknown_family", format!("golden files of family {family} are not supported"))
                 .at(path)

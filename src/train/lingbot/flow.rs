@@ -158,9 +158,7 @@ pub fn noised(
     let clean_action = (&clean.action * &clean.action_mask)?;
     let (clean_video, t_history) = match (&levels.history, &noise.history) {
         (None, _) => (clean.latent.clone(), vec![0.0; levels.video.len()]),
-        (Some(history), Some(noise)) => {
-            (mix(&clean.latent, noise, &sigmas(video, history)?)?, times(video, history))
-        }
+        (Some(history), Some(noise)) => (mix(&clean.latent, noise, &sigmas(video, history)?)?, times(video, history)),
         (Some(_), None) => candle_core::bail!("the history is to be noised and there is no noise for it"),
     };
     let input = EpisodeInput {
@@ -276,10 +274,12 @@ mod tests {
             let mean = (0..1000).map(|level| schedule.weight(level)).sum::<f64>() / 1000.0;
             near(mean, 1.0);
         }
-        let most = |shift| (0..1000).max_by(|&a, &b| {
-            let weight = |level| Schedule::new(1000, shift).weight(level);
-            weight(a).total_cmp(&weight(b))
-        });
+        let most = |shift| {
+            (0..1000).max_by(|&a, &b| {
+                let weight = |level| Schedule::new(1000, shift).weight(level);
+                weight(a).total_cmp(&weight(b))
+            })
+        };
         assert_eq!((most(5.0), most(1.0), most(0.05)), (Some(833), Some(500), Some(48)));
     }
 

@@ -9,10 +9,10 @@ use self::validation::{Validator, validation_clips};
 use super::gradients::forward_backward;
 use super::loader::Loader;
 use super::task::{GoOn, Point, StepParts, Task, scalar, unbound};
+use crate::Result;
 use crate::config::XwamRecipe;
 use crate::data::{ClipId, Progress, sha256_hex};
 use crate::model::{Parameters, Transformer, XwamModel, parameter_specs};
-use crate::Result;
 use candle_core::{Device, Tensor};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ impl Task for XwamTask {
             ("validation_clips".to_owned(), sha256_hex(names(&self.measured).as_bytes()).into()),
             ("codec".to_owned(), self.store.codec.hash().into()),
             ("text".to_owned(), self.store.text.hash().into()),
-            ("lpips".to_owned(), crate::eval::Lpips::new()?.identity(height, width).into()),
+            ("lpips".to_owned(), serde_json::json!(crate::eval::Lpips::new()?.identity(height, width))),
         ]))
     }
 
@@ -120,8 +120,7 @@ impl Task for XwamTask {
             parts.tokens += (model.layout(&input)?.tokens() * train.batch_size) as u64;
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
-            let loss =
-                |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
+            let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
             let (_, losses, gradients) = forward_backward(model, parameters, &input, train.recompute, loss)?;
             parts.gradients.add(&gradients, weight as f32)?;
             parts.loss += weight * scalar(&losses.total)?;

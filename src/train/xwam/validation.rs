@@ -48,11 +48,7 @@ pub fn validation_clips(all: &[ClipId], wanted: usize) -> Vec<ClipId> {
 
 impl Validator {
     /// Reads the truth of the clips and measures the codec's ceiling; `progress(done, total)` after each.
-    pub fn new(
-        store: &ClipStore,
-        clips: &[ClipId],
-        progress: &mut dyn FnMut(u64, u64) -> Result<()>,
-    ) -> Result<Self> {
+    pub fn new(store: &ClipStore, clips: &[ClipId], progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<Self> {
         let lpips = Lpips::new()?;
         let wrist = store.dataset.wrist_view();
         let mut truths = Vec::with_capacity(clips.len());
