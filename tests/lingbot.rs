@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Tensor};
 use lbva_tui::config::{LingbotModelConfig, LossMean};
-use lbva_tui::model::{EpisodeOutput, LingbotInput, LingbotModel, Parameters, Transformer, lingbot_parameter_specs};
+use lbva_tui::model::{EpisodeOutput, LingbotInput, LingbotModel, Parameters, lingbot_parameter_specs};
 use lbva_tui::train::golden;
 use lbva_tui::train::gradients::{Gradients, forward_backward};
 use lbva_tui::train::lingbot::flow::{
