@@ -1,0 +1,3 @@
+//! How episodes of unequal length share sequences.
+
+pub mod length;
