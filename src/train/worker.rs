@@ -255,7 +255,7 @@ fn open(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result
 fn open_clips(recipe: &XwamRecipe, spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<ClipStore> {
     journal.phase(Phase::LoadingData, 0, 1)?;
     let dataset = Dataset::open(&recipe.data, &recipe.model)?;
-    let text = TextTable::new(&recipe.text, &recipe.model, &dataset.prompts())?;
+    let text = TextTable::new(&recipe.text, recipe.model.text_len, recipe.model.text_dim, &dataset.prompts())?;
     // The codec asks for this key, which the dataset remembers in its parts: hashing shows under its own name.
     with_progress(journal, stop, Phase::LoadingData, |progress| dataset.training_key(progress))?;
     let codec =

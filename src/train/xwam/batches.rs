@@ -57,7 +57,7 @@ impl ClipStore {
         };
         let mut text = Vec::with_capacity(batch * model.text_len * model.text_dim);
         for (clip, &dropped) in clips.iter().zip(drop_text) {
-            text.extend_from_slice(self.text.get(if dropped { "" } else { &clip.sample.prompt })?);
+            text.extend(self.text.get(if dropped { "" } else { &clip.sample.prompt })?);
         }
         let geometry = match model.geometry.enabled {
             false => None,
