@@ -18,6 +18,7 @@ pub mod ops;
 pub mod random;
 pub mod runlog;
 pub mod train;
+pub mod weights;
 pub mod words;
 
 pub use error::{Error, Exit, Result};
