@@ -7,6 +7,7 @@
 use crate::config::ModelConfig;
 use crate::random::{Draw, Purpose};
 use candle_core::{DType, Device, Result, Tensor, Var};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// How a parameter starts.
@@ -165,13 +166,11 @@ struct Slot {
 impl Parameters {
     /// Draws the initial values; each spec may have a seed of its own.
     pub fn initialise(specs: &[ParameterSpec], seed: u64, device: &Device) -> Result<Self> {
-        let mut variables = BTreeMap::new();
-        for spec in specs {
-            let tensor = Tensor::from_vec(spec.initial_values(seed), spec.shape.as_slice(), device)?;
-            let slot = Slot { variable: Var::from_tensor(&tensor)?, trained: spec.trained };
-            variables.insert(spec.name.clone(), slot);
-        }
-        Ok(Self { variables })
+        let slot = |spec: &ParameterSpec| {
+            let variable = Var::from_vec(spec.initial_values(seed), spec.shape.as_slice(), device)?;
+            Ok((spec.name.clone(), Slot { variable, trained: spec.trained }))
+        };
+        Ok(Self { variables: specs.par_iter().map(slot).collect::<Result<_>>()? })
     }
 
     /// Takes given tensors, which must be exactly those that the model asks for; the error names the first that is
