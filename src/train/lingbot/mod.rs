@@ -2,5 +2,6 @@
 
 pub mod flow;
 mod store;
+mod validation;
 
 pub use store::EpisodeStore;
