@@ -124,9 +124,8 @@ impl Tally {
         let frame = planner.frame();
         let mut tally = Self::default();
         for micro_batch in plan.ranks.iter().flatten() {
-            let attention = micro_batch.attention(frame)?;
-            tally.visible += attention.visible_pairs();
-            tally.computed += attention.computed_pairs(TILE, TILE);
+            tally.visible += micro_batch.visible_pairs(frame);
+            tally.computed += micro_batch.computed_pairs(frame, TILE)?;
             tally.micro_batches += 1;
             tally.samples += micro_batch.episodes.len();
             tally.processed_tokens += micro_batch.tokens;
@@ -206,8 +205,7 @@ fn barriers(plan: &StepPlan, kind: PackingKind, cost: CostModel, frame: FrameTok
         return vec![Barrier::of(&costs.iter().map(|rank| rank.iter().sum()).collect::<Vec<f64>>())];
     }
     let micro_steps = costs.iter().map(Vec::len).max().unwrap_or(0);
-    let at = |micro_step: usize| {
-        costs.iter().map(|rank| rank.get(micro_step).copied().unwrap_or(0.0)).collect::<Vec<f64>>()
-    };
+    let at =
+        |micro_step: usize| costs.iter().map(|rank| rank.get(micro_step).copied().unwrap_or(0.0)).collect::<Vec<f64>>();
     (0..micro_steps).map(|micro_step| Barrier::of(&at(micro_step))).collect()
 }
