@@ -124,9 +124,8 @@ impl Tally {
         let frame = planner.frame();
         let mut tally = Self::default();
         for micro_batch in plan.ranks.iter().flatten() {
-            let attention = micro_batch.attention(frame)?;
-            tally.visible += attention.visible_pairs();
-            tally.computed += attention.computed_pairs(TILE, TILE);
+            tally.visible += micro_batch.visible_pairs(frame);
+            tally.computed += micro_batch.computed_pairs(frame, TILE)?;
             tally.micro_batches += 1;
             tally.samples += micro_batch.episodes.len();
             tally.processed_tokens += micro_batch.tokens;
