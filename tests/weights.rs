@@ -627,3 +627,49 @@ fn files_of_the_published_size_are_recognised_by_their_headers() {
     let seen = inspect(&path).unwrap();
     assert_eq!((seen.layout, seen.fits(), seen.sizes), (Layout::Unknown, false, None));
 }
+
+fn program(arguments: &[&str]) -> (i32, String, String) {
+    let output = assert_cmd::Command::cargo_bin("lbva-tui").unwrap().args(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_shows_weights_and_what_does_not_fit() {
+    let (folder, path) = written(true);
+    let root = folder.path().to_str().unwrap();
+    let (code, out, err) = program(&["weights", "inspect", root]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    for line in [
+        "layout       LingBot-VA (weights.init: official)",
+        "tensors      83 f32",
+        "parameters   96,054",
+        "trunk        2 blocks of 48, ffn 64",
+        "streams      4 latent channels in, 4 out, patches 1x2x2; 6 action channels",
+        "config.json  agrees",
+        "fits         yes",
+    ] {
+        assert!(out.lines().any(|shown| shown == line), "{line}\n{out}");
+    }
+    assert_eq!(out.lines().filter(|line| line.starts_with("file ")).count(), 3);
+
+    fs::remove_file(path.join(INDEX)).unwrap();
+    let (code, _, err) = program(&["weights", "inspect", root]);
+    assert_eq!(code, 65);
+    assert!(err.starts_with("error: no weights lie in this folder"), "{err}");
+
+    // Of what is missing only the first are listed for people, all for scripts.
+    let (_folder, path) = written(false);
+    edit(&path.join(SINGLE), |tensors| tensors.retain(|name, _| !name.starts_with("blocks.0.")));
+    let path = path.to_str().unwrap();
+    let (code, out, err) = program(&["weights", "inspect", "--json", path]);
+    let seen: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &seen["fits"], &seen["layout"]), (78, &json!(false), &json!("lingbot_va")), "{out}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    assert_eq!(seen["fit"]["missing"].as_array().unwrap().len(), 27);
+    assert_eq!(seen["fit"]["other_shape"], json!([]));
+    let (code, out, err) = program(&["weights", "inspect", path]);
+    assert_eq!(code, 78);
+    assert!(out.contains("and 7 more") && out.contains("fits         no"), "{out}");
+    assert!(err.starts_with("error: these are not whole weights"), "{err}");
+}
