@@ -15,6 +15,7 @@ pub mod eval;
 pub mod files;
 pub mod model;
 pub mod ops;
+pub mod pack;
 pub mod random;
 pub mod runlog;
 pub mod train;

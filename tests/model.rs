@@ -3,10 +3,11 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use lbva_tui::config::{GeometryConfig, ModelConfig};
-use lbva_tui::model::{Parameters, XwamInput, XwamModel, parameter_specs};
+use lbva_tui::model::{Parameters, Transformer, XwamInput, XwamModel, parameter_specs};
 use lbva_tui::ops::{self, RopeTable, Rows, reference};
 use lbva_tui::random::{Draw, Purpose};
-use lbva_tui::train::flow::{CleanBatch, Level, Losses, Noise, losses, noised};
+use lbva_tui::train::Losses;
+use lbva_tui::train::xwam::flow::{CleanBatch, Level, Noise, losses, noised};
 use lbva_tui::train::{golden, gradients::forward_backward};
 use serde_json::json;
 use std::path::Path;
@@ -105,7 +106,7 @@ fn random(shape: &[usize], item: &str) -> Tensor {
 }
 
 /// A batch of two samples: one trains actions, the other has them clean and lacks the second arm.
-fn batch(config: &ModelConfig, dtype: DType) -> (XwamInput, lbva_tui::train::flow::Targets) {
+fn batch(config: &ModelConfig, dtype: DType) -> (XwamInput, lbva_tui::train::xwam::flow::Targets) {
     let of = |shape: &[usize], item: &str| random(shape, item).to_dtype(dtype).unwrap();
     let latent = [2, config.in_dim, 3, config.num_views, 4, 4];
     let ones = |shape: (usize, usize, usize)| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
@@ -131,7 +132,9 @@ fn batch(config: &ModelConfig, dtype: DType) -> (XwamInput, lbva_tui::train::flo
     noised(&clean, &noise, &levels, 1000).unwrap()
 }
 
-fn total(targets: &lbva_tui::train::flow::Targets) -> impl Fn(&lbva_tui::model::XwamOutput) -> Result<Losses> + '_ {
+fn total(
+    targets: &lbva_tui::train::xwam::flow::Targets,
+) -> impl Fn(&lbva_tui::model::XwamOutput) -> Result<Losses> + '_ {
     |output| losses(output, targets, 1.0, 1.0)
 }
 

@@ -93,7 +93,7 @@ fn what_nothing_depends_on_is_neither_trained_nor_decayed() {
         parameters.trained().map(|(name, variable)| (name.to_owned(), variable.zeros_like().unwrap())).collect();
     gradients.add(&zeros, 1.0).unwrap();
     let recipe: Recipe = serde_yaml::from_str(include_str!("../configs/xwam_demo.yaml")).unwrap();
-    let mut config = recipe.train;
+    let mut config = recipe.train().clone();
     config.weight_decay = 0.5;
     let mut optimizer = AdamW::new(&parameters).unwrap();
     optimizer.update(&parameters, &gradients, &config, 0.1, 1).unwrap();

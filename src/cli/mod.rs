@@ -6,6 +6,7 @@
 mod arguments;
 mod check;
 mod data;
+pub mod data_pack;
 mod device;
 mod lines;
 mod metrics;

@@ -1,6 +1,6 @@
-//! Encoded clips on disk, keyed by what they were made from, so that no changed index or file can misread them.
+//! Encoded clips and episodes on disk, keyed by what they were made from, so that no changed index or file can misread them.
 //!
-//! A key is SHA-256 over the codec, the contents of the clip's video files and the frames taken. An entry is written
+//! A key is SHA-256 over the codec, the contents of the video or latent files and the frames taken. An entry is written
 //! to a temporary file and renamed; several processes may share a folder. A cache is never needed: an entry that is
 //! torn or cannot be written costs time and a warning, not the run.
 
@@ -12,7 +12,12 @@ use super::{CHANNELS, Extent, LatentCodec, encode_clip};
 use crate::data::{ClipId, Dataset, sha256_hex};
 use crate::{Error, Result};
 
-const MAGIC: &[u8; 8] = b"latents1";
+/// Numbers of 32 bits.
+const FULL: &[u8; 8] = b"latents1";
+/// Numbers of which the upper 16 bits are kept, since the lower are 0 in all of them: latents published as bf16.
+const HALF: &[u8; 8] = b"latents2";
+/// A line of text.
+const NOTE: &[u8; 8] = b"latnote1";
 /// Hex digits of the SHA-256 at the end of an entry.
 const CHECKSUM: usize = 64;
 
@@ -46,14 +51,29 @@ impl LatentCache {
         let config = dataset.config();
         let extent = Extent { frames: config.frames, height, width }.latent()?;
         let count = CHANNELS * extent.cells() * config.views.len();
-        match self.get(&key, count) {
+        self.get_or_make(clip, &key, count, || encode_clip(codec, &dataset.load(clip)?))
+    }
+
+    /// The `count` numbers stored under `key`; if there are none, or broken ones, they are made and stored. `what`
+    /// names them in warnings.
+    ///
+    /// # Errors
+    /// Those of `make`. Trouble with the cache itself is a warning in the log.
+    pub fn get_or_make(
+        &self,
+        what: impl std::fmt::Display,
+        key: &str,
+        count: usize,
+        make: impl FnOnce() -> Result<Vec<f32>>,
+    ) -> Result<Vec<f32>> {
+        match self.get(key, count) {
             Ok(Some(latents)) => return Ok(latents),
             Ok(None) => {}
-            Err(error) => tracing::warn!("{clip}: {error}; it is encoded again"),
+            Err(error) => tracing::warn!("{what}: {error}; it is made again"),
         }
-        let latents = encode_clip(codec, &dataset.load(clip)?)?;
-        if let Err(error) = self.put(&key, &latents) {
-            tracing::warn!("{clip}: {error}");
+        let latents = make()?;
+        if let Err(error) = self.put(key, &latents) {
+            tracing::warn!("{what}: {error}");
         }
         Ok(latents)
     }
@@ -63,7 +83,12 @@ impl LatentCache {
     /// # Errors
     /// Those of [`Dataset::picture_key`].
     pub fn contains(&self, dataset: &Dataset, codec: &dyn LatentCodec, clip: &ClipId) -> Result<bool> {
-        Ok(self.path(&key(dataset, codec, clip)?).exists())
+        Ok(self.has(&key(dataset, codec, clip)?))
+    }
+
+    /// Is there an entry under `key`? It may still turn out damaged when read.
+    pub fn has(&self, key: &str) -> bool {
+        self.path(key).exists()
     }
 
     /// The `count` numbers stored under `key`, or `None` if there is no entry.
@@ -71,32 +96,77 @@ impl LatentCache {
     /// # Errors
     /// `cache_corrupt` if the entry is torn, altered or of another length.
     pub fn get(&self, key: &str, count: usize) -> Result<Option<Vec<f32>>> {
-        let path = self.path(key);
-        let corrupt = |why: String| Error::data("cache_corrupt", format!("cached latents are broken: {why}")).at(&path);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(corrupt(error.to_string())),
+        let Some(content) = self.read(key)? else { return Ok(None) };
+        let (kind, content) = content.split_at(FULL.len());
+        let numbers: Vec<f32> = match kind {
+            _ if kind == FULL => {
+                content.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            }
+            _ if kind == HALF => content.chunks_exact(2).map(|b| f32::from_le_bytes([0, 0, b[0], b[1]])).collect(),
+            _ => return Err(self.corrupt(key, "it holds no numbers".into())),
         };
-        if bytes.len() != MAGIC.len() + 4 * count + CHECKSUM {
-            return Err(corrupt(format!("{} bytes where {count} numbers are expected", bytes.len())));
+        if numbers.len() != count {
+            let why = format!("{} numbers where {count} are expected", numbers.len());
+            return Err(self.corrupt(key, why));
         }
-        let (content, checksum) = bytes.split_at(bytes.len() - CHECKSUM);
-        if !content.starts_with(MAGIC) || sha256_hex(content).as_bytes() != checksum {
-            return Err(corrupt("the checksum does not fit".into()));
-        }
-        let numbers = content[MAGIC.len()..].chunks_exact(4);
-        Ok(Some(numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
+        Ok(Some(numbers))
+    }
+
+    /// The text stored under `key`, or `None` if there is no entry.
+    ///
+    /// # Errors
+    /// `cache_corrupt`.
+    pub fn note(&self, key: &str) -> Result<Option<String>> {
+        let Some(content) = self.read(key)? else { return Ok(None) };
+        let text = content.strip_prefix(NOTE).and_then(|text| std::str::from_utf8(text).ok());
+        text.map(|text| Some(text.to_owned())).ok_or_else(|| self.corrupt(key, "it holds no text".into()))
     }
 
     /// Stores numbers under `key`, whole or not at all.
     ///
     /// # Errors
     /// `write_failed` (exit 74).
-    pub fn put(&self, key: &str, latents: &[f32]) -> Result<()> {
+    pub fn put(&self, key: &str, numbers: &[f32]) -> Result<()> {
+        let half = numbers.iter().all(|number| number.to_bits() & 0xffff == 0);
+        let mut bytes = if half { HALF } else { FULL }.to_vec();
+        let dropped = if half { 2 } else { 0 };
+        for number in numbers {
+            bytes.extend_from_slice(&number.to_le_bytes()[dropped..]);
+        }
+        self.write(key, bytes)
+    }
+
+    /// Stores text under `key`, whole or not at all.
+    ///
+    /// # Errors
+    /// `write_failed` (exit 74).
+    pub fn put_note(&self, key: &str, text: &str) -> Result<()> {
+        self.write(key, [NOTE, text.as_bytes()].concat())
+    }
+
+    fn corrupt(&self, key: &str, why: String) -> Error {
+        Error::data("cache_corrupt", format!("cached latents are broken: {why}")).at(self.path(key))
+    }
+
+    /// An entry without its checksum, which fits; it is at least as long as the mark of its kind.
+    fn read(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let mut bytes = match std::fs::read(self.path(key)) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.corrupt(key, error.to_string())),
+        };
+        let Some(content) = bytes.len().checked_sub(CHECKSUM).filter(|content| *content >= FULL.len()) else {
+            return Err(self.corrupt(key, format!("{} bytes are too few", bytes.len())));
+        };
+        let checksum = bytes.split_off(content);
+        if sha256_hex(&bytes).as_bytes() != checksum {
+            return Err(self.corrupt(key, "the checksum does not fit".into()));
+        }
+        Ok(Some(bytes))
+    }
+
+    fn write(&self, key: &str, mut bytes: Vec<u8>) -> Result<()> {
         let path = self.path(key);
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(latents.iter().flat_map(|value| value.to_le_bytes()));
         let checksum = sha256_hex(&bytes);
         bytes.extend(checksum.bytes());
         let number = self.written.fetch_add(1, Ordering::Relaxed);
@@ -135,6 +205,18 @@ mod tests {
         assert_eq!(cache.get("key", 4).unwrap().unwrap(), numbers);
         assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 1, "no temporary file stays");
 
+        let published = [0.0, -1.5, f32::from_bits(0x3f81_0000), -0.0, 3.0e30];
+        let published = published.map(|number| f32::from_bits(number.to_bits() & 0xffff_0000));
+        cache.put("half", &published).unwrap();
+        let found = cache.get("half", 5).unwrap().unwrap();
+        assert_eq!(found.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), published.map(f32::to_bits));
+        let bytes = |key: &str| std::fs::metadata(cache.path(key)).unwrap().len();
+        assert_eq!((bytes("key"), bytes("half")), (8 + 16 + 64, 8 + 10 + 64));
+
+        cache.put_note("note", "two words").unwrap();
+        assert_eq!(cache.note("note").unwrap().unwrap(), "two words");
+        assert_eq!(cache.note("key").unwrap_err().code, "cache_corrupt");
+        assert_eq!(cache.get("note", 2).unwrap_err().code, "cache_corrupt");
         assert_eq!(cache.get("key", 5).unwrap_err().code, "cache_corrupt");
         let path = cache.path("key");
         let whole = std::fs::read(&path).unwrap();

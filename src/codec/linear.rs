@@ -14,8 +14,8 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use super::principal::{Components, Moments, components};
-use super::{CHANNELS, Extent, LatentCodec, SPACE_STRIDE, TIME_STRIDE};
-use crate::data::{ClipId, Dataset, Progress, sha256_hex};
+use super::{CHANNELS, Extent, LatentCodec, PictureSource, SPACE_STRIDE, Side, TIME_STRIDE};
+use crate::data::{Progress, sha256_hex};
 use crate::files::{create_folder, write_whole};
 use crate::{Error, Result};
 
@@ -66,7 +66,7 @@ pub struct LinearCodec {
     first: Basis,
     group: Basis,
     hash: String,
-    /// [`Dataset::training_key`] of the dataset it was fitted to. Not part of the hash: it decides no latent.
+    /// [`PictureSource::training_key`] of what it was fitted to. Not part of the hash: it decides no latent.
     fitted_to: String,
 }
 
@@ -78,14 +78,12 @@ impl LinearCodec {
     /// the number of threads. `progress` runs over the videos to hash, if any, then over clips and iterations.
     ///
     /// # Errors
-    /// Those of [`Dataset::load`], for the first clip (in order) that cannot be read; an error of `progress`.
-    pub fn fit(dataset: &Dataset, settings: FitSettings, progress: Progress<'_>) -> Result<Self> {
-        let fitted_to = dataset.training_key(progress)?;
-        let clips = spread(dataset.train(), settings.clips);
-        let (height, width) = dataset.picture_size();
-        let extent = Extent { frames: dataset.config().frames, height, width };
-        let latent = extent.latent()?;
-        let wrist = dataset.wrist_view();
+    /// Those of [`PictureSource::clip`], for the first clip (in order) that cannot be read; an error of `progress`.
+    pub fn fit(source: &dyn PictureSource, settings: FitSettings, progress: Progress<'_>) -> Result<Self> {
+        let fitted_to = source.training_key(progress)?;
+        let clips = spread(source.clips(Side::Training), settings.clips);
+        let latent = source.wrist_extent().latent()?;
+        let wrist = source.wrist_view();
         let cells = clips.len() * latent.height * latent.width;
         let mut first = Sampler::new(1, cells, settings);
         let mut group = Sampler::new(TIME_STRIDE, cells * (latent.frames - 1), settings);
@@ -93,14 +91,13 @@ impl LinearCodec {
         let steps = (clips.len() + 2 * settings.iterations) as u64;
         let mut done = 0;
         for chunk in clips.chunks(CLIPS_AT_A_TIME) {
-            let samples: Vec<_> = chunk.par_iter().map(|clip| dataset.load(clip)).collect();
+            let samples: Vec<_> = chunk.par_iter().map(|clip| source.clip(Side::Training, *clip)).collect();
             for sample in samples {
-                let sample = sample?;
-                for view in 0..sample.frames.len() {
-                    let video = sample.video(view);
-                    for time in 0..latent.frames {
+                for (view, frames) in sample?.into_iter().enumerate() {
+                    let video = frames.video();
+                    for time in 0..frames.extent.latent()?.frames {
                         let sampler = if time == 0 { &mut first } else { &mut group };
-                        sampler.take(&video, extent, time, view == wrist);
+                        sampler.take(&video, frames.extent, time, view == wrist);
                     }
                 }
                 done += 1;
@@ -113,7 +110,7 @@ impl LinearCodec {
         Ok(Self::new(first, group, fitted_to))
     }
 
-    /// [`Dataset::training_key`] of the dataset that the codec was fitted to.
+    /// [`PictureSource::training_key`] of the dataset that the codec was fitted to.
     pub fn fitted_to(&self) -> &str {
         &self.fitted_to
     }
@@ -273,6 +270,10 @@ impl LatentCodec for LinearCodec {
     fn hash(&self) -> &str {
         &self.hash
     }
+
+    fn codes_groups_alone(&self) -> bool {
+        true
+    }
 }
 
 impl Basis {
@@ -286,10 +287,10 @@ impl Basis {
     }
 }
 
-/// At most `count` of the clips, evenly spaced.
-pub(super) fn spread(clips: &[ClipId], count: usize) -> Vec<ClipId> {
-    let count = count.clamp(1, clips.len().max(1));
-    (0..count).filter_map(|index| clips.get(index * clips.len() / count).copied()).collect()
+/// At most `count` of so many clips, evenly spaced.
+pub(super) fn spread(clips: usize, count: usize) -> Vec<usize> {
+    let count = count.clamp(1, clips.max(1));
+    (0..count).map(|index| index * clips / count).filter(|index| *index < clips).collect()
 }
 
 /// Collects every n-th patch of one kind.

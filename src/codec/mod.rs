@@ -8,16 +8,19 @@ mod linear;
 mod lock;
 mod principal;
 mod quality;
+mod source;
 
 pub use cache::LatentCache;
 pub use linear::{FitSettings, LinearCodec};
 pub use quality::{FitSummary, ViewQuality, fit_and_save, held_out_quality};
+pub use source::{PictureSource, Side};
 
 use rayon::prelude::*;
+use std::ops::Range;
 use std::path::Path;
 
 use crate::config::CodecConfig;
-use crate::data::{ClipSample, Dataset, Progress};
+use crate::data::{ClipSample, Progress};
 use crate::{Error, Result};
 
 /// Channels of a latent cell.
@@ -82,6 +85,12 @@ pub trait LatentCodec: Send + Sync {
 
     /// SHA-256 over all numbers that decide the result; part of a run's identity.
     fn hash(&self) -> &str;
+
+    /// Whether the first frame and each group of four after it are coded by themselves, so that a long video may be
+    /// coded piece by piece.
+    fn codes_groups_alone(&self) -> bool {
+        false
+    }
 }
 
 /// Opens the codec of a recipe; a linear codec that is not there yet is fitted to the dataset and saved, by one process
@@ -90,14 +99,14 @@ pub trait LatentCodec: Send + Sync {
 /// # Errors
 /// Those of [`LinearCodec::load`] and [`LinearCodec::fit`]; `codec_of_other_clips` (exit 78) for a file that was fitted
 /// to other training clips: it may have seen what is held out now. `codec_unavailable` for the Wan VAE.
-pub fn open(config: &CodecConfig, dataset: &Dataset, progress: Progress<'_>) -> Result<Box<dyn LatentCodec>> {
+pub fn open(config: &CodecConfig, source: &dyn PictureSource, progress: Progress<'_>) -> Result<Box<dyn LatentCodec>> {
     match config {
         CodecConfig::Linear { path } => {
             let codec = match load_if_there(path)? {
                 Some(codec) => codec,
-                None => fit_once(path, dataset, progress)?,
+                None => fit_once(path, source, progress)?,
             };
-            if codec.fitted_to() != dataset.training_key(progress)? {
+            if codec.fitted_to() != source.training_key(progress)? {
                 return Err(Error::refused("codec_of_other_clips", "the codec was fitted to other training clips")
                     .at(path)
                     .hint(
@@ -121,15 +130,48 @@ fn load_if_there(path: &Path) -> Result<Option<LinearCodec>> {
     }
 }
 
-fn fit_once(path: &Path, dataset: &Dataset, progress: Progress<'_>) -> Result<LinearCodec> {
+fn fit_once(path: &Path, source: &dyn PictureSource, progress: Progress<'_>) -> Result<LinearCodec> {
     let _lock = lock::acquire(path, progress)?;
     // Whoever held the lock has probably made it.
     if let Some(codec) = load_if_there(path)? {
         return Ok(codec);
     }
-    let codec = LinearCodec::fit(dataset, FitSettings::default(), progress)?;
+    let codec = LinearCodec::fit(source, FitSettings::default(), progress)?;
     codec.save(path)?;
     Ok(codec)
+}
+
+/// Latent frames coded at a time, of a video that may be coded piece by piece.
+const PIECE: usize = 8;
+
+/// One view of `extent` pixels -> latents [48, T', h, w]. `read` gives the frames of a range as video [3, T, H, W]; it
+/// is asked for a few at a time if the codec allows, so that a long episode is never in memory as f32.
+///
+/// # Errors
+/// Those of [`LatentCodec::encode`] and of `read`.
+pub fn encode_pieces(
+    codec: &dyn LatentCodec,
+    extent: Extent,
+    read: impl Fn(Range<usize>) -> Result<Vec<f32>>,
+) -> Result<Vec<f32>> {
+    let latent = extent.latent()?;
+    if !codec.codes_groups_alone() {
+        return codec.encode(&read(0..extent.frames)?, extent);
+    }
+    let cells = latent.height * latent.width;
+    let mut latents = vec![0.0; CHANNELS * latent.cells()];
+    for first in (0..latent.frames).step_by(PIECE) {
+        // A piece needs a frame of its own before its groups: the last of the piece before, whose latent is dropped.
+        let (lead, end) = (usize::from(first > 0), (first + PIECE).min(latent.frames));
+        let frames = (first - lead) * TIME_STRIDE..(end - 1) * TIME_STRIDE + 1;
+        let piece = codec.encode(&read(frames.clone())?, Extent { frames: frames.len(), ..extent })?;
+        let count = end - first + lead;
+        for (channel, values) in piece.chunks_exact(count * cells).enumerate() {
+            let at = (channel * latent.frames + first) * cells;
+            latents[at..at + (end - first) * cells].copy_from_slice(&values[lead * cells..]);
+        }
+    }
+    Ok(latents)
 }
 
 /// All views of a clip -> latents [48, T', V, h, w], the order in which the model takes them.

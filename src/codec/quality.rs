@@ -6,9 +6,9 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Extent, FitSettings, LatentCodec, LinearCodec};
+use super::{FitSettings, LatentCodec, LinearCodec, PictureSource, Side};
 use crate::Result;
-use crate::data::{ClipId, ClipSample, Dataset, Progress};
+use crate::data::{Progress, ViewFrames};
 
 /// Held-out clips measured at most.
 const MAX_CLIPS: usize = 64;
@@ -38,30 +38,30 @@ pub struct ViewQuality {
 /// Fits the linear codec to a dataset, saves it and measures it on held-out clips; waits while another process fits it.
 ///
 /// # Errors
-/// Those of [`LinearCodec::fit`], [`LinearCodec::save`] and [`Dataset::load`]; an error of `progress`.
+/// Those of [`LinearCodec::fit`], [`LinearCodec::save`] and [`PictureSource::clip`]; an error of `progress`.
 pub fn fit_and_save(
-    dataset: &Dataset,
+    source: &dyn PictureSource,
     settings: FitSettings,
     path: &Path,
     progress: Progress<'_>,
 ) -> Result<FitSummary> {
     let _lock = super::lock::acquire(path, progress)?;
-    let clips = held_out(dataset);
+    let clips = held_out(source);
     let measured = clips.len() as u64;
     // Fitting and measuring are one bar.
     let fitted = AtomicU64::new(0);
-    let codec = LinearCodec::fit(dataset, settings, &|done, total| {
+    let codec = LinearCodec::fit(source, settings, &|done, total| {
         fitted.store(total, Ordering::Relaxed);
         progress(done, total + measured)
     })?;
     codec.save(path)?;
     let fitted = fitted.into_inner();
-    let views = measure(&codec, dataset, &clips, &|done, total| progress(fitted + done, fitted + total))?;
+    let views = measure(&codec, source, &clips, &|done, total| progress(fitted + done, fitted + total))?;
     Ok(FitSummary {
         path: path.to_owned(),
         hash: codec.hash().to_owned(),
         bytes: std::fs::metadata(path).map_or(0, |metadata| metadata.len()),
-        train_clips: dataset.train().len(),
+        train_clips: source.clips(Side::Training),
         measured_clips: clips.len(),
         views,
     })
@@ -70,19 +70,19 @@ pub fn fit_and_save(
 /// Codes held-out clips, evenly spread over the list, and compares them with their source frames.
 ///
 /// # Errors
-/// Those of [`Dataset::load`] and of the codec.
-pub fn held_out_quality(codec: &dyn LatentCodec, dataset: &Dataset) -> Result<Vec<ViewQuality>> {
-    measure(codec, dataset, &held_out(dataset), &|_, _| Ok(()))
+/// Those of [`PictureSource::clip`] and of the codec.
+pub fn held_out_quality(codec: &dyn LatentCodec, source: &dyn PictureSource) -> Result<Vec<ViewQuality>> {
+    measure(codec, source, &held_out(source), &|_, _| Ok(()))
 }
 
-fn held_out(dataset: &Dataset) -> Vec<ClipId> {
-    super::linear::spread(dataset.validation(), MAX_CLIPS)
+fn held_out(source: &dyn PictureSource) -> Vec<usize> {
+    super::linear::spread(source.clips(Side::HeldOut), MAX_CLIPS)
 }
 
 fn measure(
     codec: &dyn LatentCodec,
-    dataset: &Dataset,
-    clips: &[ClipId],
+    source: &dyn PictureSource,
+    clips: &[usize],
     progress: Progress<'_>,
 ) -> Result<Vec<ViewQuality>> {
     let (begun, total) = (AtomicU64::new(0), clips.len() as u64);
@@ -90,12 +90,11 @@ fn measure(
         .par_iter()
         .map(|clip| {
             progress(begun.fetch_add(1, Ordering::Relaxed), total)?;
-            let sample = dataset.load(clip)?;
-            (0..sample.frames.len()).map(|view| view_psnr(codec, &sample, view)).collect()
+            source.clip(Side::HeldOut, *clip)?.iter().map(|view| view_psnr(codec, view)).collect()
         })
         .collect();
     let measured = measured.into_iter().collect::<Result<Vec<_>>>()?;
-    let views = dataset.config().views.iter().enumerate();
+    let views = source.views().iter().enumerate();
     Ok(views
         .map(|(view, name)| ViewQuality {
             view: name.clone(),
@@ -105,9 +104,9 @@ fn measure(
 }
 
 /// Mean PSNR of the frames after the first, dB.
-fn view_psnr(codec: &dyn LatentCodec, sample: &ClipSample, view: usize) -> Result<f64> {
-    let extent = Extent { frames: sample.frame_count(), height: sample.height, width: sample.width };
-    let latents = codec.encode(&sample.video(view), extent)?;
+fn view_psnr(codec: &dyn LatentCodec, view: &ViewFrames) -> Result<f64> {
+    let extent = view.extent;
+    let latents = codec.encode(&view.video(), extent)?;
     let decoded = codec.decode(&latents, extent.latent()?)?;
     let plane = extent.height * extent.width;
     let mut sum = 0.0;
@@ -115,7 +114,7 @@ fn view_psnr(codec: &dyn LatentCodec, sample: &ClipSample, view: usize) -> Resul
         let mut squares = 0.0;
         for channel in 0..3 {
             let decoded = &decoded[(channel * extent.frames + frame) * plane..][..plane];
-            let source = &sample.frames[view][(frame * 3 + channel) * plane..][..plane];
+            let source = &view.rgb[(frame * 3 + channel) * plane..][..plane];
             for (decoded, source) in decoded.iter().zip(source) {
                 let level = ((decoded.clamp(-1.0, 1.0) + 1.0) * 127.5).round();
                 squares += f64::from(level - f32::from(*source)).powi(2);

@@ -16,7 +16,7 @@ use super::identity::{self, Part};
 use super::lerobot::Metadata;
 use super::robot::{self, RobotRows};
 use super::statistics::Statistics;
-use super::video::VideoFile;
+use super::views;
 use crate::config::{DataConfig, ModelConfig};
 use crate::{Error, Result};
 
@@ -92,17 +92,7 @@ impl ClipSample {
 
     /// One view as the codec takes it: [3, T, height, width], `x / 127.5 - 1`. Empty for a view that is not there.
     pub fn video(&self, view: usize) -> Vec<f32> {
-        let Some(frames) = self.frames.get(view) else { return Vec::new() };
-        let plane = self.height * self.width;
-        let count = self.frame_count();
-        let mut video = Vec::with_capacity(frames.len());
-        for channel in 0..3 {
-            for frame in 0..count {
-                let from = (frame * 3 + channel) * plane;
-                video.extend(frames[from..from + plane].iter().map(|value| f32::from(*value) / 127.5 - 1.0));
-            }
-        }
-        video
+        self.frames.get(view).map_or(Vec::new(), |frames| views::to_video(frames, self.height * self.width))
     }
 }
 
@@ -155,7 +145,7 @@ impl Dataset {
         let metadata = Metadata::open(&config.dataset)?;
         let action_skip = check_window(config, model)?;
         let size = picture_size(&metadata, config)?;
-        check_split(&metadata, config)?;
+        views::check_held_out(std::slice::from_ref(&metadata), &config.validation_episodes)?;
         let geometry = open_geometry(&metadata, config, model)?;
 
         let read: Vec<Result<Episode>> = metadata
@@ -314,7 +304,7 @@ impl Dataset {
     pub fn picture_key(&self, clip: &ClipId) -> Result<String> {
         let window = (clip.start, self.config.frames, self.config.frame_skip);
         let videos = self.videos_hash(clip.episode).map_err(|error| name_clip(clip, error))?;
-        Ok(identity::sha256_hex(format!("{videos} {window:?}").as_bytes()))
+        Ok(identity::picture_key(videos, window))
     }
 
     /// SHA-256 over the training clips and all that their pictures depend on. Whatever was fitted to the training
@@ -337,11 +327,8 @@ impl Dataset {
             })
             .collect();
         hashed.into_iter().collect::<Result<()>>()?;
-        let mut records = "training pictures 1\n".to_owned();
-        for clip in &self.train {
-            records.push_str(&format!("{clip} {}\n", self.picture_key(clip)?));
-        }
-        Ok(identity::sha256_hex(records.as_bytes()))
+        let keys = self.train.iter().map(|clip| Ok((clip, self.picture_key(clip)?)));
+        Ok(identity::training_key(keys.collect::<Result<Vec<_>>>()?))
     }
 
     fn videos_hash(&self, episode: usize) -> Result<&str> {
@@ -358,7 +345,8 @@ impl Dataset {
         Ok(episode.videos.get_or_init(|| hash))
     }
 
-    fn unknown_clip(&self) -> Error {
+    /// The error for a window that does not exist.
+    pub(crate) fn unknown_clip(&self) -> Error {
         Error::data("unknown_clip", "the dataset has no such window").at(&self.metadata.root)
     }
 
@@ -429,7 +417,7 @@ impl Dataset {
     /// metadata, the geometry of each episode's first clip is read. Decodes nothing.
     pub fn probe(&self) -> Vec<Error> {
         let views = |episode: &Episode| -> Vec<Error> {
-            let open = |view: &String| self.open_view(view, episode.index).err();
+            let open = |view: &String| views::open(&self.metadata, view, episode.index, self.size).err();
             let geometry = self.geometry.as_ref().filter(|_| self.geometry_enabled);
             let first_tokens = geometry.and_then(|cache| cache.load(episode.index, 0).err());
             self.config.views.iter().filter_map(open).chain(first_tokens).collect()
@@ -437,28 +425,8 @@ impl Dataset {
         self.episodes.par_iter().flat_map_iter(views).collect()
     }
 
-    /// Opens one video and compares its size and length with what the dataset says.
-    fn open_view(&self, view: &str, episode: usize) -> Result<VideoFile> {
-        let path = self.metadata.video_file(view, episode)?;
-        let video = VideoFile::open(&path)?;
-        let (height, width) = self.size;
-        if video.size() != self.size {
-            let (got_height, got_width) = video.size();
-            let what = format!("video is {got_width}x{got_height}, the dataset says {width}x{height}");
-            return Err(Error::data("wrong_size", what).at(&path).hint("all videos of a view must have one size"));
-        }
-        let length = self.episode(episode).map_or(0, |episode| episode.length);
-        let frames = video.frame_count();
-        if frames != length {
-            let code = if frames < length { "too_short" } else { "too_long" };
-            let what = format!("video has {frames} frames, the episode {length}");
-            return Err(Error::data(code, what).at(&path).hint("is it another episode's, or cut off?"));
-        }
-        Ok(video)
-    }
-
     fn read_view(&self, view: &str, episode: usize, numbers: &[usize]) -> Result<Vec<u8>> {
-        let mut video = self.open_view(view, episode)?;
+        let mut video = views::open(&self.metadata, view, episode, self.size)?;
         let mut rgb = Vec::with_capacity(numbers.len() * 3 * self.size.0 * self.size.1);
         for picture in video.read_frames(numbers)? {
             picture.append_rgb_planes(&mut rgb);
@@ -529,18 +497,7 @@ fn picture_size(metadata: &Metadata, config: &DataConfig) -> Result<(usize, usiz
     let path = metadata.root.join("meta/info.json");
     let mut sizes = Vec::new();
     for view in &config.views {
-        let feature = metadata.features.get(view).filter(|feature| feature.dtype == "video");
-        let Some(feature) = feature else {
-            let videos: Vec<&str> =
-                metadata.features.iter().filter(|(_, it)| it.dtype == "video").map(|(key, _)| key.as_str()).collect();
-            return Err(Error::refused("missing_view", format!("the dataset has no video {view}"))
-                .at(&path)
-                .hint(format!("data.views may name {}", videos.join(", "))));
-        };
-        let Some(size) = feature.size else {
-            return Err(Error::data("broken_metadata", format!("the size of video {view} is not stated")).at(&path));
-        };
-        sizes.push((view, size));
+        sizes.push((view, views::stated_size(metadata, view)?));
     }
     let Some((first_view, first)) = sizes.first().copied() else {
         return Err(Error::refused("missing_view", "data.views is empty").in_place("data.views"));
@@ -555,24 +512,6 @@ fn picture_size(metadata: &Metadata, config: &DataConfig) -> Result<(usize, usiz
         return Err(Error::data("wrong_size", what).at(&path));
     }
     Ok(first)
-}
-
-fn check_split(metadata: &Metadata, config: &DataConfig) -> Result<()> {
-    for episode in &config.validation_episodes {
-        if metadata.episode(*episode).is_none() {
-            let (first, last) = (metadata.episodes.first(), metadata.episodes.last());
-            let hint = match (first, last) {
-                (Some(first), Some(last)) => {
-                    format!("the dataset has episodes {} to {}", first.episode_index, last.episode_index)
-                }
-                _ => String::new(),
-            };
-            return Err(Error::refused("unknown_episode", format!("episode {episode} does not exist"))
-                .in_place("data.validation_episodes")
-                .hint(hint));
-        }
-    }
-    Ok(())
 }
 
 fn prompt(metadata: &Metadata, episode: usize, task_index: i64) -> Result<String> {

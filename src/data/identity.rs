@@ -47,6 +47,20 @@ pub(super) fn hash(records: &str, parts: &[Part], progress: Progress<'_>) -> Res
     Ok(hex(&hasher.finalize()))
 }
 
+/// What the pictures of one window depend on: its videos' contents, and its first frame, frame count and stride.
+pub(super) fn picture_key(videos: &str, window: (usize, usize, usize)) -> String {
+    sha256_hex(format!("{videos} {window:?}").as_bytes())
+}
+
+/// What was fitted to these windows, each with its name and [`picture_key`], is fitted to no others.
+pub(super) fn training_key<Name: std::fmt::Display>(windows: impl IntoIterator<Item = (Name, String)>) -> String {
+    let mut records = "training pictures 1\n".to_owned();
+    for (name, key) in windows {
+        records.push_str(&format!("{name} {key}\n"));
+    }
+    sha256_hex(records.as_bytes())
+}
+
 /// SHA-256 of some bytes, as 64 hex digits.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
@@ -68,7 +82,8 @@ fn sha256_file(path: &Path) -> Result<String> {
     }
 }
 
-fn hex(digest: &[u8]) -> String {
+/// Two hex digits a byte.
+pub(super) fn hex(digest: &[u8]) -> String {
     use std::fmt::Write;
     digest.iter().fold(String::with_capacity(2 * digest.len()), |mut text, byte| {
         let _ = write!(text, "{byte:02x}"); // writing to a String cannot fail

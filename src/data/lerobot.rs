@@ -49,6 +49,20 @@ pub struct EpisodeRecord {
     pub tasks: Vec<String>,
     /// Frames.
     pub length: usize,
+    /// LingBot-VA's addition: what is done from when to when.
+    #[serde(default)]
+    pub action_config: Option<Vec<SegmentRecord>>,
+}
+
+/// One entry of an episode's `action_config`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct SegmentRecord {
+    /// First source frame.
+    pub start_frame: usize,
+    /// One past the last source frame.
+    pub end_frame: usize,
+    #[serde(default)]
+    pub action_text: String,
 }
 
 #[derive(Deserialize)]
@@ -157,6 +171,11 @@ impl Metadata {
                 .hint("convert its pictures to video first"));
         };
         self.file(template, episode_index, view)
+    }
+
+    /// Folder of LingBot-VA's latent files of a view, for the chunk that holds an episode.
+    pub fn latent_folder(&self, view: &str, episode_index: usize) -> PathBuf {
+        self.root.join(format!("latents/chunk-{:03}/{view}", episode_index / self.chunks_size))
     }
 
     fn file(&self, template: &str, episode_index: usize, view: &str) -> Result<PathBuf> {

@@ -26,7 +26,8 @@ impl Range {
         (self.q99 - self.q01).max(1e-6)
     }
 
-    fn of(values: impl Iterator<Item = f64>) -> Self {
+    /// Quantiles of some numbers.
+    pub(super) fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_unstable_by(f64::total_cmp);
         Self { q01: quantile(&sorted, 0.01), q99: quantile(&sorted, 0.99) }

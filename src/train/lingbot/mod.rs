@@ -1,0 +1,3 @@
+//! LingBot-VA's part of the training loop: whole episodes, packed; chunks predicted from clean history.
+
+pub mod flow;
