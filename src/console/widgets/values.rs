@@ -84,9 +84,8 @@ pub fn panel(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer: &m
 fn fact(arm: &Arm<'_>, metric: Metric) -> Option<String> {
     let run = arm.run;
     let validation = run.validations.last().map(|point| &point.event);
-    let ceiling = |metric: Metric, value: f64| {
-        value.is_finite().then(|| format!("codec ceiling {}", metric.value(value)))
-    };
+    let ceiling =
+        |metric: Metric, value: f64| value.is_finite().then(|| format!("codec ceiling {}", metric.value(value)));
     let step = run.last_step.as_ref();
     Some(match metric {
         Metric::WristLpips => ceiling(metric, validation?.ceiling_lpips)?,
