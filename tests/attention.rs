@@ -99,6 +99,7 @@ fn episode() -> impl Strategy<Value = PackedEpisode> {
 fn frame_tokens() -> impl Strategy<Value = FrameTokens> {
     (0..3usize, 1..3usize, 0..4usize)
         .prop_map(|(rows, columns, actions)| FrameTokens { grid: [rows, columns], actions })
+        .prop_filter("a frame has tokens", |frame| frame.both() > 0)
 }
 
 proptest! {
@@ -199,6 +200,7 @@ fn packs_that_cannot_be_are_refused() {
         (PackedEpisode { frames: usize::MAX, ..whole }, frame, 1, "more than 4294967295 tokens"),
         (whole, FrameTokens { grid: [usize::MAX, 2], actions: 0 }, 1, "more than 4294967295 tokens"),
         (PackedEpisode { frames: 1 << 30, ..whole }, frame, 1, "more than 4294967295 tokens"),
+        (whole, FrameTokens { grid: [3, 0], actions: 0 }, 1, "no token"),
         (whole, frame, 0, "aligned to 0"),
         (whole, frame, usize::MAX, "aligned to"),
     ] {
