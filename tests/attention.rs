@@ -56,10 +56,12 @@ fn source(episodes: &[PackedEpisode], frame: FrameTokens) -> Vec<Ids> {
 
 /// Whether query i sees key j in the public code, for the window of their episode.
 fn sees(i: Ids, j: Ids, window: usize) -> bool {
-    let (clean_i, clean_j) = (i.noise == 1, j.noise == 1);
-    let streams = (clean_i && clean_j && j.frame <= i.frame)
-        || (!clean_i && clean_j && j.frame < i.frame)
-        || (!clean_i && !clean_j && j.frame == i.frame);
+    let streams = match (i.noise, j.noise) {
+        (1, 1) => j.frame <= i.frame,
+        (0, 1) => j.frame < i.frame,
+        (0, 0) => j.frame == i.frame,
+        _ => false,
+    };
     i.seq == j.seq && i.seq >= 0 && i.frame.abs_diff(j.frame) <= window as u64 && streams
 }
 

@@ -99,13 +99,7 @@ impl PlannedAttention {
     }
 
     /// Softmax of the scores of queries q [n, d] of a group against all it sees of k_t [d, S]: p [n, keys].
-    fn probabilities<T: Real>(
-        &self,
-        group: &Group,
-        q: &ArrayView2<T>,
-        k_t: &ArrayView2<T>,
-        p: &mut Vec<T>,
-    ) -> Result<()> {
+    fn probabilities<T: Real>(&self, group: &Group, q: &ArrayView2<T>, k_t: &ArrayView2<T>, p: &mut [T]) -> Result<()> {
         let shape = (q.nrows(), group.key_count());
         let scale = T::from_f64((q.ncols() as f64).sqrt().recip());
         for (columns, keys) in columns(group) {
