@@ -125,6 +125,9 @@ fn token_count(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<usize> 
             bail!("pack: episode {index} needs a chunk and at most as many valid frames as frames: {episode:?}");
         }
     }
+    if frame.grid.contains(&0) && frame.actions == 0 {
+        bail!("pack: a frame has no token: {frame:?}");
+    }
     let count = || {
         let frames = episodes.iter().try_fold(0usize, |sum, episode| sum.checked_add(episode.frames))?;
         let per_frame = frame.grid[0].checked_mul(frame.grid[1])?.checked_add(frame.actions)?;
@@ -139,7 +142,7 @@ fn token_count(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<usize> 
 /// Self-attention of a pack without alignment rows, in time that does not depend on the tokens of a frame.
 ///
 /// # Errors
-/// If an episode has no chunk or more valid frames than frames, or the pack more than 2^32 - 1 tokens.
+/// If an episode has no chunk or more valid frames than frames, a frame no token, or the pack more than 2^32 - 1.
 pub fn plan(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<AttentionPlan> {
     plan_of_length(episodes, frame, token_count(episodes, frame)?)
 }
@@ -149,31 +152,25 @@ fn plan_of_length(episodes: &[PackedEpisode], frame: FrameTokens, length: usize)
     let mut groups = Vec::with_capacity(episodes.iter().map(|episode| 2 * ids(episode)).sum());
     let mut clean = 0;
     for episode in episodes {
-        // Where frame id `id` starts in either copy; id 2 k starts where chunk k does.
+        // Where each frame id starts in either copy, and where the copy ends; id 2 k starts where chunk k does.
         let start = |id: usize| {
             let first = (id / 2 * episode.chunk()).min(episode.valid_frames);
             let video = (id % 2) * (episode.valid_frames - first).min(episode.chunk()) * frame.video();
             (first * frame.both() + video) as u32
         };
-        let copy = start(ids(episode));
-        let noisy = clean + copy;
-        let mut add = |from: u32, id: usize, keys: [Range<u32>; 2]| {
-            let queries = from + start(id)..from + start(id + 1);
-            let [first, second] = keys;
-            let keys = if first.is_empty() { [second, 0..0, 0..0] } else { [first, second, 0..0] };
-            if !queries.is_empty() {
-                groups.push(Group { queries, keys });
-            }
-        };
-        for id in 0..ids(episode) {
-            let oldest = clean + start(id.saturating_sub(episode.window));
-            add(clean, id, [oldest..clean + start(id + 1), 0..0]);
+        let starts: Vec<u32> = (0..=ids(episode)).map(start).collect();
+        let noisy = clean + starts[ids(episode)];
+        for (id, own) in starts.windows(2).enumerate().filter(|(_, own)| own[0] < own[1]) {
+            let oldest = clean + starts[id.saturating_sub(episode.window)];
+            groups.push(Group { queries: clean + own[0]..clean + own[1], keys: [oldest..clean + own[1], 0..0, 0..0] });
         }
-        for id in 0..ids(episode) {
-            let oldest = clean + start(id.saturating_sub(episode.window));
-            add(noisy, id, [oldest..clean + start(id), noisy + start(id)..noisy + start(id + 1)]);
+        for (id, own) in starts.windows(2).enumerate().filter(|(_, own)| own[0] < own[1]) {
+            let history = clean + starts[id.saturating_sub(episode.window)]..clean + own[0];
+            let own = noisy + own[0]..noisy + own[1];
+            let keys = if history.is_empty() { [own.clone(), 0..0, 0..0] } else { [history, own.clone(), 0..0] };
+            groups.push(Group { queries: own, keys });
         }
-        clean = noisy + copy;
+        clean = noisy + starts[ids(episode)];
     }
     AttentionPlan::new(length, length, groups, None)
 }
