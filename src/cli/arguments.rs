@@ -175,6 +175,14 @@ Examples:
   lbva-tui data info experiments/demo
   lbva-tui data fit-codec experiments/demo";
 
+const PACK_EXAMPLES: &str = "\
+Examples:
+  lbva-tui data pack experiments/packing
+  lbva-tui data pack recipe.yaml --set packing.ranks=64 --set train.accumulate=2 --json
+
+Only metadata is read. LINGBOT_PAD_MULTIPLE wins over packing.pad_multiple. One epoch is planned as it would be
+trained; costs are FLOP by the model's sizes.";
+
 const REPORT_EXAMPLES: &str = "\
 Examples:
   lbva-tui report experiments/demo
@@ -308,6 +316,15 @@ pub enum Data {
     FitCodec {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
+    },
+    /// How a LingBot-VA recipe's episodes are packed: padding, shapes and waiting, for every kind of packing
+    #[command(after_help = PACK_EXAMPLES)]
+    Pack {
+        /// An experiment's folder, or a recipe file
+        path: PathBuf,
+        /// Override a field of the recipe, as in packing.ranks=64; may be repeated
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
     },
 }
 
