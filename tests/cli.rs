@@ -62,7 +62,7 @@ fn experiment(change: impl Fn(String) -> String) -> (TempDir, PathBuf) {
 
 #[test]
 fn help_teaches_each_command() {
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 15] = [
         &["--help"],
         &["demo", "--help"],
         &["run", "--help"],
@@ -75,6 +75,7 @@ fn help_teaches_each_command() {
         &["data", "--help"],
         &["data", "info", "--help"],
         &["data", "fit-codec", "--help"],
+        &["data", "pack", "--help"],
         &["report", "--help"],
         &["help"],
     ];
@@ -201,6 +202,7 @@ fn configuration_mistakes_end_with_78_for_every_command_that_reads_them() {
         &["report", directory],
         &["data", "info", directory],
         &["data", "fit-codec", directory],
+        &["data", "pack", directory],
         &["--no-ui", directory],
     ] {
         let ran = run(arguments);

@@ -188,6 +188,14 @@ Weights are one safetensors file, or shards with their index, in a folder or in 
 inspect reads headers only, and ends with 78 if they are not whole weights of a model that
 `weights.init` can start from.";
 
+const PACK_EXAMPLES: &str = "\
+Examples:
+  lbva-tui data pack experiments/packing
+  lbva-tui data pack recipe.yaml --set packing.ranks=64 --set train.accumulate=2 --json
+
+Only metadata is read. LINGBOT_PAD_MULTIPLE wins over packing.pad_multiple. One epoch is planned as it would be
+trained; costs are FLOP by the model's sizes.";
+
 const REPORT_EXAMPLES: &str = "\
 Examples:
   lbva-tui report experiments/demo
@@ -321,6 +329,15 @@ pub enum Data {
     FitCodec {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
+    },
+    /// How a LingBot-VA recipe's episodes are packed: padding, shapes and waiting, for every kind of packing
+    #[command(after_help = PACK_EXAMPLES)]
+    Pack {
+        /// An experiment's folder, or a recipe file
+        path: PathBuf,
+        /// Override a field of the recipe, as in packing.ranks=64; may be repeated
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
     },
 }
 

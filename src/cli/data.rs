@@ -1,6 +1,7 @@
-//! `data info` and `data fit-codec`.
+//! `data info` and `data fit-codec`; `data pack` in a file of its own.
 
 use super::arguments::{Data, DataArguments, Global};
+use super::data_pack::pack_recipe;
 use super::{allow_writing, output};
 use crate::codec::{FitSettings, FitSummary, fit_and_save};
 use crate::config::{self, CodecConfig, Experiment, Recipe};
@@ -18,6 +19,10 @@ pub fn data(arguments: &DataArguments, global: &Global) -> Result<Exit> {
     match &arguments.what {
         Data::Info { path } => info(path, global),
         Data::FitCodec { path } => fit_codec(path, global),
+        Data::Pack { path, set } => {
+            let recipe = recipe_with(path, set)?;
+            pack_recipe(&path.display().to_string(), recipe.lingbot("data pack")?, global.json)
+        }
     }
 }
 
@@ -69,10 +74,15 @@ fn fit_codec(path: &Path, global: &Global) -> Result<Exit> {
 
 /// The recipe of a file, or of an experiment's baseline: data and codec are the same in every arm unless ablated.
 fn recipe_of(path: &Path) -> Result<Recipe> {
+    recipe_with(path, &[])
+}
+
+/// The same with `key=value` overrides on top.
+fn recipe_with(path: &Path, overrides: &[String]) -> Result<Recipe> {
     if path.is_file() && path.file_name().is_some_and(|name| name != "experiment.yaml") {
-        return config::load(path);
+        return config::load_with(path, overrides);
     }
-    let experiment = Experiment::load(path)?;
+    let experiment = Experiment::load_with(path, overrides)?;
     Ok(experiment.arm(&experiment.rule.baseline)?.recipe.clone())
 }
 

@@ -150,27 +150,33 @@ pub fn plan(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<AttentionP
 fn plan_of_length(episodes: &[PackedEpisode], frame: FrameTokens, length: usize) -> Result<AttentionPlan> {
     let ids = |episode: &PackedEpisode| 2 * episode.valid_frames.div_ceil(episode.chunk());
     let mut groups = Vec::with_capacity(episodes.iter().map(|episode| 2 * ids(episode)).sum());
+    let mut add = |queries: Range<u32>, [first, second]: [Range<u32>; 2]| {
+        let keys = if first.is_empty() { [second, 0..0, 0..0] } else { [first, second, 0..0] };
+        if !queries.is_empty() {
+            groups.push(Group { queries, keys });
+        }
+    };
+    // Where each frame id starts in either copy of an episode, and the copy's end.
+    let mut starts = Vec::new();
     let mut clean = 0;
     for episode in episodes {
-        // Where each frame id starts in either copy, and where the copy ends; id 2 k starts where chunk k does.
-        let start = |id: usize| {
-            let first = (id / 2 * episode.chunk()).min(episode.valid_frames);
-            let video = (id % 2) * (episode.valid_frames - first).min(episode.chunk()) * frame.video();
-            (first * frame.both() + video) as u32
-        };
-        let starts: Vec<u32> = (0..=ids(episode)).map(start).collect();
-        let noisy = clean + starts[ids(episode)];
-        for (id, own) in starts.windows(2).enumerate().filter(|(_, own)| own[0] < own[1]) {
-            let oldest = clean + starts[id.saturating_sub(episode.window)];
-            groups.push(Group { queries: clean + own[0]..clean + own[1], keys: [oldest..clean + own[1], 0..0, 0..0] });
+        starts.clear();
+        for frames in episode.chunks(0..episode.valid_frames) {
+            let video = (frames.start * frame.both()) as u32;
+            starts.extend([video, video + (frames.len() * frame.video()) as u32]);
         }
-        for (id, own) in starts.windows(2).enumerate().filter(|(_, own)| own[0] < own[1]) {
-            let history = clean + starts[id.saturating_sub(episode.window)]..clean + own[0];
-            let own = noisy + own[0]..noisy + own[1];
-            let keys = if history.is_empty() { [own.clone(), 0..0, 0..0] } else { [history, own.clone(), 0..0] };
-            groups.push(Group { queries: own, keys });
+        let copy = (episode.valid_frames * frame.both()) as u32;
+        starts.push(copy);
+        let noisy = clean + copy;
+        let oldest = |id: usize| clean + starts[id.saturating_sub(episode.window)];
+        for (id, own) in starts.windows(2).enumerate() {
+            add(clean + own[0]..clean + own[1], [oldest(id)..clean + own[1], 0..0]);
         }
-        clean = noisy + starts[ids(episode)];
+        for (id, own) in starts.windows(2).enumerate() {
+            let queries = noisy + own[0]..noisy + own[1];
+            add(queries.clone(), [oldest(id)..clean + own[0], queries]);
+        }
+        clean = noisy + copy;
     }
     AttentionPlan::new(length, length, groups, None)
 }
