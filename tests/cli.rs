@@ -62,7 +62,7 @@ fn experiment(change: impl Fn(String) -> String) -> (TempDir, PathBuf) {
 
 #[test]
 fn help_teaches_each_command() {
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 17] = [
         &["--help"],
         &["demo", "--help"],
         &["run", "--help"],
@@ -72,6 +72,9 @@ fn help_teaches_each_command() {
         &["verify", "--help"],
         &["verify", "golden", "--help"],
         &["metrics", "--help"],
+        &["weights", "--help"],
+        &["weights", "inspect", "--help"],
+        &["weights", "export", "--help"],
         &["data", "--help"],
         &["data", "info", "--help"],
         &["data", "fit-codec", "--help"],
