@@ -2,8 +2,15 @@
 //! and packing against episodes by themselves.
 
 use candle_core::{Device, Tensor};
-use lbva_tui::config::{LingbotModelConfig, LossMean};
+use lbva_tui::config::{
+    Decay, LingbotFlowConfig, LingbotModelConfig, LossMean, PackingConfig, PackingKind, TrainConfig,
+};
 use lbva_tui::model::{EpisodeOutput, LingbotInput, LingbotModel, Parameters, lingbot_parameter_specs};
+use lbva_tui::pack::cost::CostModel;
+use lbva_tui::pack::draw::ChunkWindow;
+use lbva_tui::pack::sequence::FrameTokens;
+use lbva_tui::pack::step::Planner;
+use lbva_tui::random::{Draw, Purpose};
 use lbva_tui::train::golden;
 use lbva_tui::train::gradients::{Gradients, forward_backward};
 use lbva_tui::train::lingbot::flow::{
@@ -292,4 +299,135 @@ fn the_mask_matters() {
     let base = with(1, 4);
     assert!(largest_difference(&base, &with(2, 4)) > 0.05, "another chunk");
     assert!(largest_difference(&base, &with(1, 64)) > 0.02, "another window");
+}
+
+/// A tiny model, 128 episodes of 1 to 6 frames, and everything drawn for them by episode: the gradients of one step
+/// under a packing.
+fn step_gradients(kind: PackingKind, loss_mean: LossMean) -> (Gradients, f64, usize) {
+    let model_config = LingbotModelConfig {
+        dim: 24,
+        ffn_dim: 32,
+        num_heads: 2,
+        num_layers: 2,
+        freq_dim: 16,
+        text_dim: 8,
+        text_len: 12,
+        ..config()
+    };
+    let specs = lingbot_parameter_specs(&model_config);
+    let parameters = Parameters::initialise(&specs, 5, &Device::Cpu).unwrap();
+    let model = LingbotModel::new(&model_config, &parameters).unwrap();
+    let normals = |episode: usize, what: &str, shape: &[usize]| {
+        let mut draw = Draw::new(1, Purpose::Noise, episode as u64, what);
+        Tensor::from_vec(draw.normals(shape.iter().product()), shape, &Device::Cpu).unwrap()
+    };
+    let lengths: Vec<usize> = (0..128).map(|e| 1 + Draw::new(2, Purpose::Noise, e, "length").below(6)).collect();
+    let packing = PackingConfig { kind, ranks: 2, pad_multiple: 4, pool_factor: 4, token_budget: 400, alignment: 128 };
+    let flow = LingbotFlowConfig {
+        video_shift: 5.0,
+        action_shift: 1.0,
+        train_timesteps: 1000,
+        history_noise: 0.5,
+        chunk: [1, 4],
+        window: [1, 9],
+        loss_mean,
+        text_dropout: 0.0,
+    };
+    let train = TrainConfig {
+        seed: 3,
+        steps: 1,
+        batch_size: 4,
+        accumulate: 16,
+        lr: 1e-3,
+        warmup_steps: 0,
+        decay: Decay::Constant,
+        weight_decay: 0.1,
+        betas: [0.9, 0.95],
+        adam_eps: 1e-8,
+        clip_norm: 2.0,
+        save_every: 1,
+        keep_last: 1,
+        recompute: false,
+    };
+    let frame = FrameTokens { grid: [2, 2], actions: 2 };
+    let cost = CostModel::of_model(&model_config, false);
+    let planner = Planner::new(kind, &lengths, frame, &packing, &train, &flow, cost).unwrap();
+    let micro_batches: Vec<_> = planner.step(1).unwrap().ranks.into_iter().flatten().collect();
+    let mut seen: Vec<usize> = micro_batches.iter().flat_map(|m| m.episodes.iter().map(|e| e.episode)).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..128).collect::<Vec<_>>(), "{kind:?} trains every episode once");
+
+    let (mut sum, mut total) = (Gradients::new(), 0.0);
+    for micro_batch in &micro_batches {
+        let batch_frames = micro_batch.episodes.iter().map(|e| e.valid_frames).sum();
+        let (mut inputs, mut targets, mut shares, mut prompts) = (vec![], vec![], vec![], vec![]);
+        for planned in &micro_batch.episodes {
+            let (e, f) = (planned.episode, planned.valid_frames);
+            let padded = |tensor: Tensor| match planned.frames - f {
+                0 => tensor,
+                padding => tensor.pad_with_zeros(1, 0, padding).unwrap(),
+            };
+            let mut draw = Draw::new(4, Purpose::Timestep, e as u64, "");
+            let levels = Levels::sample(&mut draw, f, &flow);
+            let pad = |levels: Vec<usize>| levels.into_iter().chain(vec![7; planned.frames - f]).collect();
+            let levels =
+                Levels { video: pad(levels.video), action: pad(levels.action), history: levels.history.map(pad) };
+            let mask = ChunkWindow::draw(6, e as u64, &flow);
+            let clean = CleanEpisode {
+                latent: padded(normals(e, "latent", &[4, f, 4, 4])),
+                action: padded(normals(e, "action", &[6, f, 2])),
+                action_mask: padded(Tensor::ones((6, f, 2), candle_core::DType::F32, &Device::Cpu).unwrap()),
+                valid_frames: f,
+                chunk: mask.chunk,
+                window: mask.window,
+                prompt: prompts.len(),
+            };
+            let noise = EpisodeNoise {
+                video: padded(normals(e, "noise", &[4, f, 4, 4])),
+                history: Some(padded(normals(e, "history", &[4, f, 4, 4]))),
+                action: padded(normals(e, "action noise", &[6, f, 2])),
+            };
+            let (input, target) = noised(&clean, &noise, &levels, &schedules()).unwrap();
+            inputs.push(input);
+            targets.push(target);
+            shares.push(Share::of_frame(loss_mean, f, 128, batch_frames, micro_batches.len()));
+            prompts.push(normals(e, "text", &[1 + e % 5, 8]));
+        }
+        let input = LingbotInput { episodes: inputs, prompts, alignment: packing.alignment };
+        let loss = |output: &Vec<EpisodeOutput>| losses(output, &targets, &shares);
+        let (_, losses, gradients) = forward_backward(&model, &parameters, &input, false, loss).unwrap();
+        total += f64::from(losses.total.to_scalar::<f32>().unwrap());
+        for (name, gradient) in gradients {
+            let added = match sum.get(&name) {
+                Some(earlier) => (earlier + gradient).unwrap(),
+                None => gradient,
+            };
+            sum.insert(name, added);
+        }
+    }
+    (sum, total, micro_batches.len())
+}
+
+#[test]
+fn gradients_do_not_depend_on_the_packing() {
+    let (unpacked, loss, count) = step_gradients(PackingKind::Unpacked, LossMean::Episodes);
+    assert_eq!(count, 128);
+    let largest = unpacked.values().map(norm).fold(0.0, f64::max);
+    for kind in [PackingKind::Bucket, PackingKind::Budget] {
+        let (packed, packed_loss, count) = step_gradients(kind, LossMean::Episodes);
+        assert!(count < 50, "{kind:?} has {count} micro-batches");
+        assert!((packed_loss - loss).abs() <= 1e-6 * loss, "{kind:?}: loss {packed_loss} where {loss} is right");
+        assert_eq!(packed.keys().collect::<Vec<_>>(), unpacked.keys().collect::<Vec<_>>());
+        for (name, gradient) in &unpacked {
+            let difference = largest_difference(gradient, &packed[name]);
+            assert!(difference <= 2e-6 * largest, "{kind:?} {name}: {difference:e} of {largest}");
+        }
+    }
+}
+
+#[test]
+fn averaging_over_frames_is_another_objective() {
+    let (_, by_episode, _) = step_gradients(PackingKind::Bucket, LossMean::Episodes);
+    let (_, by_frame, _) = step_gradients(PackingKind::Bucket, LossMean::Frames);
+    assert!((by_episode - by_frame).abs() > 1e-4 * by_episode, "{by_episode} and {by_frame}");
 }

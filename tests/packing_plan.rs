@@ -59,7 +59,7 @@ fn episodes(plans: &[StepPlan]) -> Vec<PlannedEpisode> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn every_step_has_exactly_the_effective_batch_and_every_slot_comes_once(
@@ -125,9 +125,9 @@ proptest! {
     }
 
     #[test]
-    fn the_closed_form_of_the_pairs_is_what_the_sequence_counts(
-        sizes in proptest::collection::vec((1usize..40, 0usize..9, 1usize..7, 1usize..70), 1..5),
-        grid in 1usize..6, actions in 0usize..5,
+    fn pairs_and_tiles_are_what_the_plan_of_the_sequence_counts(
+        sizes in proptest::collection::vec((1usize..40, 0usize..9, 1usize..7, 0usize..70), 1..5),
+        grid in 1usize..6, actions in 0usize..5, tile in 1usize..140,
     ) {
         let frame = FrameTokens { grid: [grid, 3], actions };
         let episodes = sizes.into_iter().enumerate().map(|(episode, (valid_frames, padding, chunk, window))| {
@@ -135,7 +135,9 @@ proptest! {
             PlannedEpisode { episode, slot: 0, draw: 0, frames: valid_frames + padding, valid_frames, mask }
         });
         let micro_batch = MicroBatch { episodes: episodes.collect(), tokens: 0 };
-        prop_assert_eq!(micro_batch.visible_pairs(frame), micro_batch.attention(frame).unwrap().visible_pairs());
+        let plan = micro_batch.attention(frame).unwrap();
+        prop_assert_eq!(micro_batch.visible_pairs(frame), plan.visible_pairs());
+        prop_assert_eq!(micro_batch.computed_pairs(frame, tile).unwrap(), plan.computed_pairs(tile, tile));
     }
 }
 

@@ -124,9 +124,8 @@ impl Tally {
         let frame = planner.frame();
         let mut tally = Self::default();
         for micro_batch in plan.ranks.iter().flatten() {
-            let attention = micro_batch.attention(frame)?;
-            tally.visible += attention.visible_pairs();
-            tally.computed += attention.computed_pairs(TILE, TILE);
+            tally.visible += micro_batch.visible_pairs(frame);
+            tally.computed += micro_batch.computed_pairs(frame, TILE)?;
             tally.micro_batches += 1;
             tally.samples += micro_batch.episodes.len();
             tally.processed_tokens += micro_batch.tokens;
@@ -190,6 +189,38 @@ impl Tally {
             imbalance_max: imbalances.last().copied().unwrap_or(1.0),
             idle_share: 1.0 - 1.0 / ratio(sum(|barrier| barrier.max), sum(|barrier| barrier.mean)),
         }
+    }
+}
+
+/// What one step wastes, for who trains it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepWaste {
+    /// Tokens of padding frames / processed tokens.
+    pub frame_padding: f64,
+    /// Tokens after the last frame / processed tokens.
+    pub alignment_padding: f64,
+    /// Summed over the step's barriers, the slowest rank's cost / the ranks' mean cost.
+    pub imbalance: f64,
+}
+
+/// What a step wastes.
+pub fn step_waste(plan: &StepPlan, planner: &Planner<'_>) -> StepWaste {
+    let frame = planner.frame();
+    let (mut real, mut with_frames, mut processed) = (0, 0, 0);
+    for micro_batch in plan.ranks.iter().flatten() {
+        processed += micro_batch.tokens;
+        for episode in &micro_batch.episodes {
+            real += trunk_tokens(episode.valid_frames, frame);
+            with_frames += trunk_tokens(episode.frames, frame);
+        }
+    }
+    let share = |part: usize| part as f64 / processed.max(1) as f64;
+    let barriers = barriers(plan, planner.kind(), planner.cost(), frame);
+    let sum = |pick: fn(&Barrier) -> f64| barriers.iter().map(pick).sum::<f64>();
+    StepWaste {
+        frame_padding: share(with_frames - real),
+        alignment_padding: share(processed - with_frames),
+        imbalance: ratio(sum(|barrier| barrier.max), sum(|barrier| barrier.mean)),
     }
 }
 

@@ -10,6 +10,7 @@ use super::draw::ChunkWindow;
 use super::length::{round_up, trunk_tokens};
 use super::sequence::{FrameTokens, PackedEpisode, plan};
 use super::stream::{episodes_of_slots, no_episodes};
+use super::tiles::computed_pairs;
 use crate::config::{LingbotFlowConfig, PackingConfig, PackingKind, TrainConfig};
 use crate::ops::AttentionPlan;
 use crate::{Error, Result};
@@ -64,6 +65,14 @@ impl MicroBatch {
     /// (query, key) pairs of self-attention.
     pub fn visible_pairs(&self, frame: FrameTokens) -> u64 {
         self.episodes.iter().map(|episode| visible_pairs(episode.valid_frames, episode.mask, frame)).sum()
+    }
+
+    /// (query, key) pairs of the `tile` x `tile` tiles that hold a visible pair.
+    ///
+    /// # Errors
+    /// As [`Self::attention`].
+    pub fn computed_pairs(&self, frame: FrameTokens, tile: usize) -> Result<u64> {
+        Ok(computed_pairs(&self.packed(), frame, tile)?)
     }
 
     /// The self-attention of the sequence, without its alignment rows.

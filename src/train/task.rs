@@ -16,8 +16,8 @@ pub(super) type GoOn<'a> = &'a mut dyn FnMut(u64, u64) -> Result<bool>;
 
 /// One family's part of a run. Opened before the model exists; [`Task::bind`] comes before steps and measurements.
 pub(super) trait Task: Sync {
-    /// Weights of step 0, and what they come from if not from the seed alone.
-    fn initialise(&self) -> Result<(Parameters, Option<Value>)>;
+    /// Weights of step 0, and the identity of the file that they come from, if they do.
+    fn initialise(&self, progress: Progress<'_>) -> Result<(Parameters, Option<Value>)>;
 
     /// Trained and saved parameters by name and shape follow from the recipe: those of a checkpoint.
     fn from_checkpoint(&self, weights: std::collections::BTreeMap<String, Tensor>) -> Result<Parameters>;

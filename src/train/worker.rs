@@ -5,6 +5,7 @@
 //! is on disk before the process leaves, unless the process is killed.
 
 use super::checkpoint::{self, TrainerState};
+use super::lingbot::{EpisodeStore, LingbotTask};
 use super::measure::averages;
 use super::memory;
 use super::optimizer::AdamW;
@@ -13,9 +14,9 @@ use super::stop::StopFlag;
 use super::task::{Point, Task, scalar};
 use super::xwam::XwamTask;
 use super::xwam::batches::ClipStore;
-use crate::codec::{self, Extent, LatentCache};
-use crate::config::{Recipe, TrainConfig, XwamRecipe};
-use crate::data::{Dataset, TextTable, sha256_hex};
+use crate::codec::{self, Extent, LatentCache, LatentCodec};
+use crate::config::{CodecConfig, LatentSource, LingbotRecipe, Recipe, TrainConfig, XwamRecipe};
+use crate::data::{Dataset, EpisodeSet, TextTable, sha256_hex};
 use crate::model::{self, Parameters};
 use crate::runlog::{
     Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
@@ -174,8 +175,8 @@ fn train(
     let recipe = &spec.recipe;
     let mut task = open(spec, stop, journal)?;
 
-    journal.phase(Phase::BuildingModel, 0, 1)?;
-    let (initial, provenance) = task.initialise()?;
+    let (initial, provenance) =
+        with_progress(journal, stop, Phase::BuildingModel, |progress| task.initialise(progress))?;
     let identity = identity(spec, stop, task.as_ref(), &initial, provenance, journal)?;
     journal.writer.bind_identity(&identity)?;
     let (parameters, mut optimizer) = match &from {
@@ -245,9 +246,7 @@ fn train(
 fn open(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<Box<dyn Task>> {
     match &spec.recipe {
         Recipe::Xwam(recipe) => Ok(Box::new(XwamTask::new(recipe, open_clips(recipe, spec, stop, journal)?))),
-        Recipe::Lingbot(_) => {
-            Err(Error::refused("family_untrained", "this family is not trained yet").in_place("family"))
-        }
+        Recipe::Lingbot(recipe) => Ok(Box::new(LingbotTask::new(recipe, open_episodes(recipe, spec, stop, journal)?)?)),
     }
 }
 
@@ -264,6 +263,33 @@ fn open_clips(recipe: &XwamRecipe, spec: &WorkerSpec, stop: &StopFlag, journal: 
     let extent = Extent { frames: recipe.data.frames, height, width }.latent()?;
     let cache = LatentCache::open(&spec.cache)?;
     Ok(ClipStore { dataset, codec, cache, text, extent })
+}
+
+/// Episodes, codec and cache, with their progress in the log.
+fn open_episodes(
+    recipe: &LingbotRecipe,
+    spec: &WorkerSpec,
+    stop: &StopFlag,
+    journal: &mut Journal<'_>,
+) -> Result<EpisodeStore> {
+    journal.phase(Phase::LoadingData, 0, 1)?;
+    let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
+    for left_out in set.excluded() {
+        journal.message(Level::Warning, left_out.to_string())?;
+    }
+    let codec: Option<Box<dyn LatentCodec>> = match (&recipe.codec, recipe.data.latents) {
+        // Published latents are the VAE's: what trains on them does not need to decode them.
+        (CodecConfig::WanVae { .. }, LatentSource::Official) => {
+            let text = "the Wan2.2 VAE cannot be run by this version: validation measures latents, not pictures";
+            journal.message(Level::Warning, text)?;
+            None
+        }
+        (config, _) => {
+            with_progress(journal, stop, Phase::LoadingData, |progress| set.training_key(progress))?;
+            Some(with_progress(journal, stop, Phase::FittingCodec, |progress| codec::open(config, &set, progress))?)
+        }
+    };
+    Ok(EpisodeStore { set, codec, cache: LatentCache::open(&spec.cache)? })
 }
 
 /// Runs `work` on another thread and records its progress from this one, at most a few times a second. A stop ends the

@@ -45,7 +45,7 @@ impl XwamTask {
 }
 
 impl Task for XwamTask {
-    fn initialise(&self) -> Result<(Parameters, Option<Value>)> {
+    fn initialise(&self, _: Progress<'_>) -> Result<(Parameters, Option<Value>)> {
         let specs = parameter_specs(&self.recipe.model);
         Ok((Parameters::initialise(&specs, self.recipe.train.seed, &Device::Cpu)?, None))
     }
