@@ -53,8 +53,7 @@ fn bench(criterion: &mut Criterion) {
     );
 
     let cost = CostModel::of_model(&model, train.recompute);
-    let planner =
-        Planner::new(PackingKind::Budget, &lab, FRAME, &packing, &train, &flow, cost).expect("a planner");
+    let planner = Planner::new(PackingKind::Budget, &lab, FRAME, &packing, &train, &flow, cost).expect("a planner");
     let mut step = 0;
     criterion.bench_function("step of 128: deal and cut", |bencher| {
         bencher.iter(|| {

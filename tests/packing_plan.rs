@@ -225,7 +225,8 @@ fn statistics_by_hand() {
     assert_eq!(unpacked.text_padding, 18.0 / 32.0);
     assert_eq!(unpacked.computed_pairs % (128 * 128), 0);
     assert_eq!(unpacked.visible_pairs, {
-        let pairs = |episode: usize, slot| visible_pairs(setting.lengths[episode], ChunkWindow::draw(7, slot, &flow()), FRAME);
+        let pairs =
+            |episode: usize, slot| visible_pairs(setting.lengths[episode], ChunkWindow::draw(7, slot, &flow()), FRAME);
         let order = setting.with(PackingKind::Unpacked, |planner| planner.step(1)).unwrap();
         episodes(&[order]).iter().map(|e| pairs(e.episode, e.slot)).sum::<u64>()
     });

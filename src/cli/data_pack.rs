@@ -102,10 +102,7 @@ fn lines(report: &PackReport) -> Vec<String> {
     let [shortest, median, longest] = report.latent_frames;
     let head = [
         ("recipe", report.name.clone()),
-        (
-            "episodes",
-            format!("{}; {shortest} to {longest} latent frames, median {median}", count(report.episodes)),
-        ),
+        ("episodes", format!("{}; {shortest} to {longest} latent frames, median {median}", count(report.episodes))),
         ("frame", format!("{} tokens, twice in a sequence (noisy and clean)", report.tokens_per_frame)),
         (
             "step",

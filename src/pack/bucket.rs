@@ -100,7 +100,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn ranks(lengths: &[usize], batch: usize, ranks: usize, seed: u64, pool: usize, epoch: u64) -> Vec<Vec<Vec<usize>>> {
+    fn ranks(
+        lengths: &[usize],
+        batch: usize,
+        ranks: usize,
+        seed: u64,
+        pool: usize,
+        epoch: u64,
+    ) -> Vec<Vec<Vec<usize>>> {
         (0..ranks)
             .map(|rank| LengthBucketBatchSampler::new(lengths, batch, rank, ranks, seed, pool).unwrap().batches(epoch))
             .collect()

@@ -45,11 +45,7 @@ impl CostModel {
         let [linear, attention] = if recompute { [4.0, 4.5] } else { [3.0, 3.5] };
         let linears = layers * 2.0 * (6.0 * dim * dim + 2.0 * dim * ffn);
         let pair = layers * 4.0 * dim;
-        Self {
-            per_token: linear * linears + attention * pair * text,
-            per_pair: attention * pair,
-            per_micro_batch: 0.0,
-        }
+        Self { per_token: linear * linears + attention * pair * text, per_pair: attention * pair, per_micro_batch: 0.0 }
     }
 
     /// The cost of one micro-batch.
@@ -207,7 +203,11 @@ mod tests {
             .map(|i| {
                 let (tokens, visible_pairs) = (4_000 + 900 * i as usize, 1_000_000 * (1 + i * i * 13 % 17));
                 let noise = (i * 29 % 7) as f64 - 3.0;
-                MeasuredMicroStep { tokens, visible_pairs, ms: 0.15 * tokens as f64 + 2e-6 * visible_pairs as f64 + noise }
+                MeasuredMicroStep {
+                    tokens,
+                    visible_pairs,
+                    ms: 0.15 * tokens as f64 + 2e-6 * visible_pairs as f64 + noise,
+                }
             })
             .collect();
         let left = |model: CostModel| -> f64 {

@@ -21,9 +21,8 @@ impl ChunkWindow {
     /// The planner weighs an episode by the same draw that the trainer masks it with.
     pub fn draw(seed: u64, key: u64, flow: &LingbotFlowConfig) -> Self {
         let mut draw = Draw::new(seed, Purpose::ChunkWindow, key, "");
-        let mut within = |[smallest, largest]: [usize; 2]| {
-            smallest + draw.below(largest.saturating_sub(smallest).saturating_add(1))
-        };
+        let mut within =
+            |[smallest, largest]: [usize; 2]| smallest + draw.below(largest.saturating_sub(smallest).saturating_add(1));
         Self { chunk: within(flow.chunk), window: within(flow.window) }
     }
 }

@@ -237,8 +237,7 @@ fn barriers(plan: &StepPlan, kind: PackingKind, cost: CostModel, frame: FrameTok
         return vec![Barrier::of(&costs.iter().map(|rank| rank.iter().sum()).collect::<Vec<f64>>())];
     }
     let micro_steps = costs.iter().map(Vec::len).max().unwrap_or(0);
-    let at = |micro_step: usize| {
-        costs.iter().map(|rank| rank.get(micro_step).copied().unwrap_or(0.0)).collect::<Vec<f64>>()
-    };
+    let at =
+        |micro_step: usize| costs.iter().map(|rank| rank.get(micro_step).copied().unwrap_or(0.0)).collect::<Vec<f64>>();
     (0..micro_steps).map(|micro_step| Barrier::of(&at(micro_step))).collect()
 }
