@@ -62,7 +62,7 @@ fn experiment(change: impl Fn(String) -> String) -> (TempDir, PathBuf) {
 
 #[test]
 fn help_teaches_each_command() {
-    let commands: [&[&str]; 15] = [
+    let commands: [&[&str]; 17] = [
         &["--help"],
         &["demo", "--help"],
         &["run", "--help"],
@@ -72,10 +72,12 @@ fn help_teaches_each_command() {
         &["verify", "--help"],
         &["verify", "golden", "--help"],
         &["metrics", "--help"],
+        &["weights", "--help"],
+        &["weights", "inspect", "--help"],
+        &["weights", "export", "--help"],
         &["data", "--help"],
         &["data", "info", "--help"],
         &["data", "fit-codec", "--help"],
-        &["data", "pack", "--help"],
         &["report", "--help"],
         &["help"],
     ];
@@ -165,7 +167,7 @@ fn check_accepts_the_committed_experiment() {
     let document = run(&["check", "experiments/demo", "--json"]).json();
     assert_eq!((&document["ok"], document["problems"].as_array().map(Vec::len)), (&Value::Bool(true), Some(0)));
     assert!(
-        document["data"]["training"].as_u64().unwrap() > document["data"]["validation"].as_u64().unwrap()
+        document["data"]["training_clips"].as_u64().unwrap() > document["data"]["validation_clips"].as_u64().unwrap()
     );
     assert!(document["device"]["name"].as_str().is_some());
 }
@@ -202,7 +204,6 @@ fn configuration_mistakes_end_with_78_for_every_command_that_reads_them() {
         &["report", directory],
         &["data", "info", directory],
         &["data", "fit-codec", directory],
-        &["data", "pack", directory],
         &["--no-ui", directory],
     ] {
         let ran = run(arguments);

@@ -182,7 +182,7 @@ Examples:
 const WEIGHTS_EXAMPLES: &str = "\
 Examples:
   lbva-tui weights inspect models/lingbot-va-base
-  lbva-tui weights export experiments/demo/runs/m1_baseline exported/ --dtype f32
+  lbva-tui weights export experiments/NAME/runs/ARM exported/ --dtype f32
 
 Weights are one safetensors file, or shards with their index, in a folder or in its transformer/.
 inspect reads headers only, and ends with 78 if they are not whole weights of a model that
