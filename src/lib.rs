@@ -19,6 +19,7 @@ pub mod pack;
 pub mod random;
 pub mod runlog;
 pub mod train;
+pub mod weights;
 pub mod words;
 
 pub use error::{Error, Exit, Result};

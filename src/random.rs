@@ -26,6 +26,8 @@ pub enum Purpose {
     Embedding,
     /// Resampling of clips for a confidence interval.
     Bootstrap,
+    /// Chunk and attention window of an episode, or of a batch that shares them.
+    ChunkWindow,
 }
 
 /// One stream of draws.

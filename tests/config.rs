@@ -1,6 +1,6 @@
 //! Configuration end to end: the committed recipes and the experiment, and one test for each class of bad input.
 
-use lbva_tui::config::{self, Experiment, Recipe};
+use lbva_tui::config::{self, Experiment, Recipe, XwamRecipe};
 use lbva_tui::{Error, Exit, model};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,12 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-fn demo_recipe() -> Recipe {
-    config::load(&repository("configs/xwam_demo.yaml")).unwrap()
+fn demo_recipe() -> XwamRecipe {
+    xwam(&config::load(&repository("configs/xwam_demo.yaml")).unwrap())
+}
+
+fn xwam(recipe: &Recipe) -> XwamRecipe {
+    recipe.xwam("the test").unwrap().clone()
 }
 
 fn demo_text() -> String {
@@ -80,15 +84,17 @@ fn every_committed_recipe_loads_and_survives_its_canonical_text() {
 
 #[test]
 fn the_5b_recipe_has_the_published_number_of_parameters() {
-    let mut recipe = config::load(&repository("configs/xwam_5b.yaml")).unwrap();
-    let count = model::count(&recipe.model);
+    let recipe = config::load(&repository("configs/xwam_5b.yaml")).unwrap();
+    let count = model::count(&recipe);
     assert_eq!(count.total(), 5_037_748_446);
     let blocks = count.base.iter().find(|part| part.name == "blocks").unwrap();
     assert_eq!(blocks.parameters, 30 * 163_656_704);
     assert_eq!(count.geometry_total(), 0);
 
-    recipe.model.geometry.enabled = true;
-    let count = model::count(&recipe.model);
+    let mut with_branch = xwam(&recipe);
+    with_branch.model.geometry.enabled = true;
+    let recipe = Recipe::Xwam(with_branch);
+    let count = model::count(&recipe);
     let dim = 3072_u64;
     assert_eq!(count.base_total(), 5_037_748_446);
     let parameters: Vec<u64> = count.geometry.iter().map(|part| part.parameters).collect();
@@ -98,10 +104,11 @@ fn the_5b_recipe_has_the_published_number_of_parameters() {
 
 #[test]
 fn parameter_names_and_shapes_are_those_of_the_public_model() {
-    let mut model = demo_recipe().model;
+    let mut recipe = demo_recipe();
+    let model = &mut recipe.model;
     (model.dim, model.ffn_dim, model.num_heads, model.num_layers) = (96, 160, 3, 3);
     (model.in_dim, model.out_dim, model.text_dim, model.text_len, model.freq_dim) = (6, 6, 24, 24, 64);
-    let mut ours: Vec<String> = model::parameter_specs(&model)
+    let mut ours: Vec<String> = model::parameter_specs(model)
         .into_iter()
         .map(|spec| format!("{}\t{}", spec.name, spec.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")))
         .collect();
@@ -110,7 +117,7 @@ fn parameter_names_and_shapes_are_those_of_the_public_model() {
     let public: Vec<&str> = public.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(ours, public);
     // Every parameter belongs to one part, and to one only.
-    assert_eq!(model::count(&model).total(), 451_446);
+    assert_eq!(model::count(&Recipe::Xwam(recipe)).total(), 451_446);
 }
 
 #[test]
@@ -143,10 +150,10 @@ fn relative_paths_resolve_against_the_file_that_names_them() {
     });
     let experiment = Experiment::load(&directory).unwrap();
     let directory = fs::canonicalize(directory).unwrap();
-    assert_eq!(experiment.arms[1].recipe.data.dataset, directory.join("other"));
+    assert_eq!(experiment.arms[1].recipe.dataset(), directory.join("other"));
     let experiment = Experiment::load_with(&experiment.directory, &["codec.path=c.safetensors".to_owned()]).unwrap();
     let here = fs::canonicalize(".").unwrap().join("c.safetensors");
-    assert_eq!(experiment.arms[0].recipe.codec, config::CodecConfig::Linear { path: here });
+    assert_eq!(*experiment.arms[0].recipe.codec(), config::CodecConfig::Linear { path: here });
 }
 
 #[test]
@@ -221,7 +228,7 @@ fn missing_keys_are_named_with_their_section() {
     );
     assert_eq!(refused(load_changed("family: xwam", "")).1, "missing key family (x.yaml)");
     // Only the device has a default.
-    assert_eq!(load_changed("device: auto", "").unwrap().device, config::DeviceChoice::Auto);
+    assert_eq!(load_changed("device: auto", "").unwrap().device(), &config::DeviceChoice::Auto);
 }
 
 #[test]
@@ -268,7 +275,7 @@ fn files_that_are_no_recipe_are_refused_each_in_its_own_words() {
     // A byte order mark and Windows line ends are harmless.
     let windows = format!("\u{feff}{}", demo_text().replace('\n', "\r\n"));
     let plain = load_bytes(demo_text().as_bytes()).unwrap();
-    assert_eq!(load_bytes(windows.as_bytes()).unwrap().model, plain.model);
+    assert_eq!(load_bytes(windows.as_bytes()).unwrap(), plain);
 }
 
 #[test]
@@ -278,10 +285,11 @@ fn overrides_are_judged_like_the_file() {
         config::load_with(&path, &overrides.iter().map(|&text| text.to_owned()).collect::<Vec<_>>())
     };
     let recipe = set(&["train.lr=1e-4", "train.steps = 3", "data.validation_episodes=[1]", "device=cpu"]).unwrap();
+    let recipe = xwam(&recipe);
     assert_eq!((recipe.train.lr, recipe.train.steps), (1e-4, 3));
     assert_eq!((recipe.data.validation_episodes, recipe.device), (vec![1], config::DeviceChoice::Cpu));
     // The last one counts.
-    assert_eq!(set(&["train.steps=3", "train.steps=4"]).unwrap().train.steps, 4);
+    assert_eq!(set(&["train.steps=3", "train.steps=4"]).unwrap().train().steps, 4);
 
     for (overrides, code, line) in [
         (&["train.lrr=1"][..], "unknown_key", "unknown key train.lrr (--set train.lrr=1); did you mean lr?"),
@@ -384,7 +392,8 @@ fn values_that_cannot_work_are_refused_with_field_and_line() {
     // The first problem says how many more there are; `validate` lists them.
     let mut recipe = demo_recipe();
     (recipe.train.lr, recipe.train.steps, recipe.model.freq_dim) = (0.0, 0, 7);
-    let fields: Vec<String> = config::validate(&recipe).into_iter().map(|problem| problem.place).collect();
+    let fields: Vec<String> =
+        config::validate(&Recipe::Xwam(recipe.clone())).into_iter().map(|problem| problem.place).collect();
     assert_eq!(fields, ["model.freq_dim", "train.steps", "train.lr"]);
     let text = demo_text().replace("lr: 1.0e-3", "lr: 0").replace("keep_last: 2", "keep_last: 0");
     let (_, text) = refused(load_bytes(text.as_bytes()));
@@ -394,8 +403,8 @@ fn values_that_cannot_work_are_refused_with_field_and_line() {
 #[test]
 fn images_must_fill_whole_patches() {
     let recipe = demo_recipe();
-    assert!(config::validate_image_size(&recipe, 128, 128).is_empty());
-    let problems = config::validate_image_size(&recipe, 120, 0);
+    assert!(config::validate_image_size(recipe.model.patch_size, 128, 128).is_empty());
+    let problems = config::validate_image_size(recipe.model.patch_size, 120, 0);
     assert_eq!(problems.len(), 2);
     assert!(problems[0].to_string().contains("image height 120 is no multiple of 32"), "{}", problems[0]);
 }
@@ -430,7 +439,10 @@ fn arms_must_differ_in_exactly_the_ablated_fields() {
     let error = Experiment::load_with(&experiment.directory, &["model.geometry.enabled=true".to_owned()]).unwrap_err();
     assert_eq!(error.code, "ablation_missing");
     assert_eq!(
-        Experiment::load_with(&experiment.directory, &["train.steps=5".to_owned()]).unwrap().arms[1].recipe.train.steps,
+        Experiment::load_with(&experiment.directory, &["train.steps=5".to_owned()]).unwrap().arms[1]
+            .recipe
+            .train()
+            .steps,
         5
     );
 }
@@ -443,7 +455,7 @@ fn a_group_of_fields_may_be_ablated_whole() {
             "      model.geometry.enabled: true\n      model.geometry.seed: 8",
         )
     });
-    assert_eq!(Experiment::load(&directory).unwrap().arms[1].recipe.model.geometry.seed, 8);
+    assert_eq!(xwam(&Experiment::load(&directory).unwrap().arms[1].recipe).model.geometry.seed, 8);
 }
 
 #[test]

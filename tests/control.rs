@@ -152,6 +152,7 @@ fn step_event(step: u64) -> StepEvent {
         tokens: 1,
         memory: Memory { kind: MemoryKind::Rss, bytes: 1, peak_bytes: 1, total_bytes: 1 },
         branch_norm: None,
+        packing: None,
     }
 }
 

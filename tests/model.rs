@@ -3,10 +3,11 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use lbva_tui::config::{GeometryConfig, ModelConfig};
-use lbva_tui::model::{Parameters, XwamInput, XwamModel, parameter_specs};
+use lbva_tui::model::{Parameters, Transformer, XwamInput, XwamModel, parameter_specs};
 use lbva_tui::ops::{self, RopeTable, Rows, reference};
 use lbva_tui::random::{Draw, Purpose};
-use lbva_tui::train::flow::{CleanBatch, Level, Losses, Noise, losses, noised};
+use lbva_tui::train::Losses;
+use lbva_tui::train::xwam::flow::{CleanBatch, Level, Noise, losses, noised};
 use lbva_tui::train::{golden, gradients::forward_backward};
 use serde_json::json;
 use std::path::Path;
@@ -105,7 +106,7 @@ fn random(shape: &[usize], item: &str) -> Tensor {
 }
 
 /// A batch of two samples: one trains actions, the other has them clean and lacks the second arm.
-fn batch(config: &ModelConfig, dtype: DType) -> (XwamInput, lbva_tui::train::flow::Targets) {
+fn batch(config: &ModelConfig, dtype: DType) -> (XwamInput, lbva_tui::train::xwam::flow::Targets) {
     let of = |shape: &[usize], item: &str| random(shape, item).to_dtype(dtype).unwrap();
     let latent = [2, config.in_dim, 3, config.num_views, 4, 4];
     let ones = |shape: (usize, usize, usize)| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
@@ -131,13 +132,15 @@ fn batch(config: &ModelConfig, dtype: DType) -> (XwamInput, lbva_tui::train::flo
     noised(&clean, &noise, &levels, 1000).unwrap()
 }
 
-fn total(targets: &lbva_tui::train::flow::Targets) -> impl Fn(&lbva_tui::model::XwamOutput) -> Result<Losses> + '_ {
+fn total(
+    targets: &lbva_tui::train::xwam::flow::Targets,
+) -> impl Fn(&lbva_tui::model::XwamOutput) -> Result<Losses> + '_ {
     |output| losses(output, targets, 1.0, 1.0)
 }
 
 /// A branch past its first step: every projection non-zero.
 fn trained_branch(config: &ModelConfig) -> Parameters {
-    let parameters = Parameters::initialise(config, 3, &Device::Cpu).unwrap();
+    let parameters = Parameters::initialise(&parameter_specs(config), 3, &Device::Cpu).unwrap();
     for (name, variable) in parameters.iter() {
         if name.starts_with("geometry.layers") && name.contains(".o.") {
             variable.set(&(random(variable.dims(), name) * 0.2).unwrap()).unwrap();
@@ -167,7 +170,7 @@ fn gradient_reaches_every_parameter_of_both_arms() {
 #[test]
 fn at_the_start_only_the_output_projections_of_the_branch_get_gradient() {
     let config = config(true);
-    let parameters = Parameters::initialise(&config, 3, &Device::Cpu).unwrap();
+    let parameters = Parameters::initialise(&parameter_specs(&config), 3, &Device::Cpu).unwrap();
     let model = XwamModel::new(&config, &parameters).unwrap();
     let (input, targets) = batch(&config, DType::F32);
     let (_, _, gradients) = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
@@ -185,8 +188,8 @@ fn the_new_branch_is_an_exact_no_op_and_a_trained_one_is_not() {
         let output = XwamModel::new(config, parameters).unwrap().forward(input).unwrap();
         [output.video, output.action, output.proprio].map(|t| t.flatten_all().unwrap().to_vec1::<f32>().unwrap())
     };
-    let base = run(&without, &Parameters::initialise(&without, 3, &Device::Cpu).unwrap(), &input);
-    let started = run(&with, &Parameters::initialise(&with, 3, &Device::Cpu).unwrap(), &input);
+    let base = run(&without, &Parameters::initialise(&parameter_specs(&without), 3, &Device::Cpu).unwrap(), &input);
+    let started = run(&with, &Parameters::initialise(&parameter_specs(&with), 3, &Device::Cpu).unwrap(), &input);
     assert_eq!(base, started, "every head, every digit");
     let trained = trained_branch(&with);
     let moved = run(&with, &trained, &input);
@@ -201,8 +204,8 @@ fn the_new_branch_is_an_exact_no_op_and_a_trained_one_is_not() {
 
 #[test]
 fn the_branch_shifts_no_other_initial_weight() {
-    let base = Parameters::initialise(&config(false), 3, &Device::Cpu).unwrap();
-    let branch = Parameters::initialise(&config(true), 3, &Device::Cpu).unwrap();
+    let base = Parameters::initialise(&parameter_specs(&config(false)), 3, &Device::Cpu).unwrap();
+    let branch = Parameters::initialise(&parameter_specs(&config(true)), 3, &Device::Cpu).unwrap();
     for (name, variable) in base.iter() {
         let other = branch.get(name).unwrap();
         let difference = (variable.as_tensor() - other).unwrap().abs().unwrap().sum_all().unwrap();

@@ -51,6 +51,7 @@ fn step(step: u64) -> StepEvent {
             total_bytes: 8_000_000_000,
         },
         branch_norm: None,
+        packing: None,
     }
 }
 
@@ -652,6 +653,7 @@ fn eight_runs_of_200_000_steps_load_within_a_second() {
                 data_ms: 3.0 + noise,
                 padding_waste: 0.02 + noise / 1000.0,
                 branch_norm: Some(noise / 9.0),
+                packing: None,
                 ..step(at)
             };
             text += &serde_json::to_string(&EventLine { v: 1, time_ms: at * 4100, event: Event::Step(event) }).unwrap();

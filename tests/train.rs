@@ -1,7 +1,7 @@
 //! The trainer end to end on four real episodes: determinism, resume, stop, refusal, what is on disk.
 
 use lbva_tui::codec::{FitSettings, LinearCodec};
-use lbva_tui::config::{CodecConfig, Recipe};
+use lbva_tui::config::{CodecConfig, Recipe, XwamRecipe};
 use lbva_tui::data::Dataset;
 use lbva_tui::runlog::{Check, CheckpointStore, Event, Outcome, Phase, RunDir};
 use lbva_tui::train::stop::StopFlag;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// A codec of the tiny dataset, fitted once a process.
-fn codec_file(recipe: &Recipe) -> PathBuf {
+fn codec_file(recipe: &XwamRecipe) -> PathBuf {
     static FILE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = FILE.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
@@ -26,10 +26,10 @@ fn codec_file(recipe: &Recipe) -> PathBuf {
 }
 
 /// A tiny recipe over tests/data/robosuite_tiny_v21.
-fn recipe(geometry: bool) -> Recipe {
+fn recipe(geometry: bool) -> XwamRecipe {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(root.join("configs/xwam_demo.yaml")).unwrap();
-    let mut recipe: Recipe = serde_yaml::from_str(&text).unwrap();
+    let mut recipe = serde_yaml::from_str::<Recipe>(&text).unwrap().xwam("the test").unwrap().clone();
     recipe.data.dataset = root.join("tests/data/robosuite_tiny_v21");
     recipe.data.validation_episodes = vec![3];
     recipe.codec = CodecConfig::Linear { path: codec_file(&recipe) };
@@ -46,13 +46,14 @@ fn recipe(geometry: bool) -> Recipe {
     recipe
 }
 
-fn spec(folder: &Path, name: &str, recipe: &Recipe) -> WorkerSpec {
+fn spec(folder: &Path, name: &str, recipe: &XwamRecipe) -> WorkerSpec {
+    let recipe = Recipe::Xwam(recipe.clone());
     WorkerSpec {
         experiment: "test".into(),
         arm: "arm".into(),
         arm_index: (0, 1),
-        recipe: recipe.clone(),
-        recipe_text: serde_yaml::to_string(recipe).unwrap(),
+        recipe_text: recipe.to_yaml(),
+        recipe,
         run: RunDir::new(folder.join(name)),
         cache: folder.join("cache"),
         stop_after: None,

@@ -1,5 +1,6 @@
 //! The commands, their arguments and the help that teaches them.
 
+use crate::weights::WeightDtype;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -113,6 +114,9 @@ pub enum Command {
     /// Look at a dataset, fit its latent codec
     #[command(after_help = DATA_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
     Data(DataArguments),
+    /// Look at weight files, export a checkpoint in the published layout
+    #[command(after_help = WEIGHTS_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
+    Weights(WeightsArguments),
     /// Both arms' trajectories over all validation points, and the verdict
     #[command(after_help = REPORT_EXAMPLES)]
     Report(ReportArguments),
@@ -174,6 +178,15 @@ const DATA_EXAMPLES: &str = "\
 Examples:
   lbva-tui data info experiments/demo
   lbva-tui data fit-codec experiments/demo";
+
+const WEIGHTS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui weights inspect models/lingbot-va-base
+  lbva-tui weights export experiments/demo/runs/m1_baseline exported/ --dtype f32
+
+Weights are one safetensors file, or shards with their index, in a folder or in its transformer/.
+inspect reads headers only, and ends with 78 if they are not whole weights of a model that
+`weights.init` can start from.";
 
 const REPORT_EXAMPLES: &str = "\
 Examples:
@@ -308,6 +321,33 @@ pub enum Data {
     FitCodec {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct WeightsArguments {
+    #[command(subcommand)]
+    pub what: Weights,
+}
+
+/// What can be done with weights.
+#[derive(Debug, Subcommand)]
+pub enum Weights {
+    /// Layout, sizes and dtypes of weight files, and every tensor that does not fit
+    Inspect {
+        /// A safetensors file, a folder of weights, or a model's folder
+        path: PathBuf,
+    },
+    /// Write a LingBot-VA checkpoint as OUT/transformer/, as it is published
+    Export {
+        /// A run (its newest complete checkpoint), or one checkpoint of it
+        #[arg(value_name = "RUN_OR_CHECKPOINT")]
+        from: PathBuf,
+        /// Folder for transformer/; what is there already is not replaced
+        out: PathBuf,
+        /// Format of the numbers
+        #[arg(long, value_enum, default_value = "bf16")]
+        dtype: WeightDtype,
     },
 }
 

@@ -4,7 +4,7 @@ use super::arguments::{CheckArguments, Global};
 use super::device::{Device, describe};
 use super::output;
 use crate::codec::LinearCodec;
-use crate::config::{self, CodecConfig, Experiment, Recipe};
+use crate::config::{self, CodecConfig, Experiment, LingbotRecipe, Recipe, XwamRecipe};
 use crate::data::Dataset;
 use crate::model::{self, ParameterCount};
 use crate::words::thousands;
@@ -95,26 +95,11 @@ fn examine(path: &Path, overrides: &[String]) -> Report {
 /// video's frame table, the codec.
 fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
     for (_, recipe) in recipes {
-        match Dataset::open(&recipe.data, &recipe.model) {
-            Ok(dataset) => {
-                let (height, width) = dataset.picture_size();
-                report.add(config::validate_image_size(recipe, height, width));
-                report.add(dataset.probe());
-                report.data = Some(DataReport {
-                    dataset: recipe.data.dataset.clone(),
-                    training_clips: dataset.train().len(),
-                    validation_clips: dataset.validation().len(),
-                    height,
-                    width,
-                });
-                if recipe.validation.clips > dataset.validation().len() {
-                    let (asked, there) = (recipe.validation.clips, dataset.validation().len());
-                    report.note(format!("validation.clips asks for {asked}, the held-out episodes have {there}"));
-                }
-            }
-            Err(problem) => report.add(vec![problem]),
+        match recipe {
+            Recipe::Xwam(recipe) => open_clips(report, recipe),
+            Recipe::Lingbot(recipe) => open_episodes(report, recipe),
         }
-        match &recipe.codec {
+        match recipe.codec() {
             CodecConfig::Linear { path } if path.exists() => {
                 report.add(LinearCodec::load(path).err().into_iter().collect())
             }
@@ -125,16 +110,40 @@ fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
                     .hint("set codec.kind to linear"),
             ]),
         }
-        let (warmup, steps) = (recipe.train.warmup_steps, recipe.train.steps);
+        let (warmup, steps) = (recipe.train().warmup_steps, recipe.train().steps);
         if warmup >= steps {
             report.note(format!("train.warmup_steps {warmup} does not end within train.steps {steps}"));
         }
     }
 }
 
+fn open_clips(report: &mut Report, recipe: &XwamRecipe) {
+    match Dataset::open(&recipe.data, &recipe.model) {
+        Ok(dataset) => {
+            let (height, width) = dataset.picture_size();
+            report.add(config::validate_image_size(recipe.model.patch_size, height, width));
+            report.add(dataset.probe());
+            report.data = Some(DataReport {
+                dataset: recipe.data.dataset.clone(),
+                training_clips: dataset.train().len(),
+                validation_clips: dataset.validation().len(),
+                height,
+                width,
+            });
+            if recipe.validation.clips > dataset.validation().len() {
+                let (asked, there) = (recipe.validation.clips, dataset.validation().len());
+                report.note(format!("validation.clips asks for {asked}, the held-out episodes have {there}"));
+            }
+        }
+        Err(problem) => report.add(vec![problem]),
+    }
+}
+
+fn open_episodes(_report: &mut Report, _recipe: &LingbotRecipe) {}
+
 impl Report {
     fn new(path: &Path, experiment: Option<&Experiment>, recipes: Vec<(String, Recipe)>, problems: Vec<Error>) -> Self {
-        let device = recipes.first().map(|(_, recipe)| describe(&recipe.device));
+        let device = recipes.first().map(|(_, recipe)| describe(recipe.device()));
         let fields: Vec<Vec<(String, String)>> = recipes.iter().map(|(_, recipe)| recipe.flatten()).collect();
         let ablated = fields.first().into_iter().flatten().filter_map(|(field, _)| {
             let value_in = |arm: &Vec<(String, String)>| {
@@ -147,7 +156,7 @@ impl Report {
         // Sizes that are refused could overflow the arithmetic of counting.
         let countable = |recipe: &Recipe| config::validate(recipe).is_empty();
         let arms = recipes.iter().filter(|(_, recipe)| countable(recipe)).map(|(name, recipe)| {
-            let count = model::count(&recipe.model);
+            let count = model::count(recipe);
             let parameters = json!({
                 "base": count.base, "base_total": count.base_total(),
                 "geometry": count.geometry, "geometry_total": count.geometry_total(),
@@ -168,8 +177,8 @@ impl Report {
         };
         // A recipe by itself may name what lies on another machine; an experiment is about to be run here.
         match recipes.first() {
-            Some((_, recipe)) if experiment.is_none() && !recipe.data.dataset.exists() => {
-                report.note(format!("{} is not here: data and codec were not checked", recipe.data.dataset.display()));
+            Some((_, recipe)) if experiment.is_none() && !recipe.dataset().exists() => {
+                report.note(format!("{} is not here: data and codec were not checked", recipe.dataset().display()));
             }
             Some(_) if report.problems.is_empty() => open_data(&mut report, &recipes),
             _ => {}

@@ -33,6 +33,7 @@ fn info(path: &Path, global: &Global) -> Result<Exit> {
         return Ok(Exit::Done);
     }
     let recipe = recipe_of(path)?;
+    let recipe = recipe.xwam("data info")?;
     let summary = with_progress("hashing files", global, |progress| summarise(&recipe.data, &recipe.model, progress))?;
     if global.json {
         output::document(&summary)?
@@ -45,13 +46,14 @@ fn info(path: &Path, global: &Global) -> Result<Exit> {
 fn fit_codec(path: &Path, global: &Global) -> Result<Exit> {
     allow_writing(global, "fitting a codec")?;
     let recipe = recipe_of(path)?;
-    let CodecConfig::Linear { path: target } = &recipe.codec else {
+    let CodecConfig::Linear { path: target } = recipe.codec() else {
         return Err(Error::refused(
             "codec_not_fitted",
             "only the linear codec is fitted, and the recipe names another",
         )
         .in_place("codec.kind"));
     };
+    let recipe = recipe.xwam("data fit-codec")?;
     let dataset = Dataset::open(&recipe.data, &recipe.model)?;
     with_progress("hashing videos", global, |progress| dataset.training_key(progress))?;
     let summary = with_progress("fitting the codec", global, |progress| {

@@ -6,6 +6,7 @@
 mod arguments;
 mod check;
 mod data;
+pub mod data_pack;
 mod device;
 mod lines;
 mod metrics;
@@ -17,6 +18,7 @@ mod session;
 mod stop;
 mod verdict;
 mod verify;
+mod weights;
 
 pub use arguments::{Arguments, Command};
 pub use device::{Device, describe};
@@ -90,6 +92,7 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
         (Some(Command::Verify(arguments)), None) => verify::verify(&arguments, &global),
         (Some(Command::Metrics(arguments)), None) => metrics::metrics(&arguments, &global),
         (Some(Command::Data(arguments)), None) => data::data(&arguments, &global),
+        (Some(Command::Weights(arguments)), None) => weights::weights(&arguments, &global),
         (Some(Command::Report(arguments)), None) => verdict::report(&arguments, &global),
     }
 }

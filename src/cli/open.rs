@@ -95,7 +95,7 @@ fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
             reader.poll(now_ms)?;
             let view = reader.view();
             let (state, reason) = view.state(now_ms);
-            let total = if view.total_steps() > 0 { view.total_steps() } else { arm.recipe.train.steps };
+            let total = if view.total_steps() > 0 { view.total_steps() } else { arm.recipe.train().steps };
             rows.push((arm.name.clone(), format!("{:9} step {}/{total}  {reason}", state.word(), view.steps_done())));
             arms.push(arm_document(&arm.name, state.word(), &reason, view.steps_done(), total, view.age_ms(now_ms)));
         }

@@ -80,7 +80,7 @@ fn plan(experiment: &Experiment, baseline: Option<&RunView>) -> Plan {
     let recipe = experiment.arms.iter().find(|arm| arm.name == experiment.rule.baseline).map(|arm| &arm.recipe);
     let (steps, every) = match (recorded, recipe) {
         (Some(started), _) => (started.total_steps, started.validate_every),
-        (None, Some(recipe)) => (recipe.train.steps, recipe.validation.every),
+        (None, Some(recipe)) => (recipe.train().steps, recipe.validate_every()),
         (None, None) => (0, 1),
     };
     Plan::new(steps, every, experiment.arms_start_equal())

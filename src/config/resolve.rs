@@ -4,7 +4,7 @@
 //! file, and a fault can be placed where it was written: a line of the file, an arm, or a `--set`.
 
 use super::document::{Document, Segment, dotted};
-use super::typed::{Fault, FaultKind, from_tree, nearest};
+use super::typed::{Fault, FaultKind, nearest, recipe_from_tree};
 use super::types::Recipe;
 use super::{flatten_into, validate};
 use crate::{Error, Exit, Result};
@@ -12,7 +12,7 @@ use serde_yaml::{Mapping, Value};
 use std::path::{Component, Path, PathBuf};
 
 /// Fields that hold paths; relative ones resolve against the folder of the file that names them.
-const PATH_FIELDS: [[&str; 2]; 3] = [["data", "dataset"], ["codec", "path"], ["text", "path"]];
+const PATH_FIELDS: [[&str; 2]; 4] = [["data", "dataset"], ["codec", "path"], ["text", "path"], ["weights", "path"]];
 
 /// Where an override was written.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Layers {
 
     /// The recipe, and everything that is wrong with its values. A fault of form (key, type) leaves no recipe: `Err`.
     pub fn resolve(&self) -> Result<(Recipe, Vec<Error>)> {
-        let recipe: Recipe = from_tree(&self.tree).map_err(|fault| self.error(&fault))?;
+        let recipe = recipe_from_tree(&self.tree).map_err(|fault| self.error(&fault))?;
         let problems = validate(&recipe).into_iter().map(|problem| self.place(problem)).collect();
         Ok((recipe, problems))
     }

@@ -5,6 +5,7 @@
 //! valid names. So an override from the command line, which has no line in any file, gets the same exact errors.
 
 use super::document::{Segment, dotted};
+use super::types::{Family, Recipe};
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error as _, Expected, IntoDeserializer, MapAccess,
     SeqAccess, Unexpected, VariantAccess, Visitor,
@@ -212,6 +213,27 @@ pub(super) fn from_tree<T: DeserializeOwned + Serialize>(tree: &Value) -> Result
     let written = serde_yaml::to_value(&typed).map_err(|error| Fault::custom(error.to_string()))?;
     refuse_unread(tree, &written)?;
     Ok(typed)
+}
+
+/// A recipe: its family decides which fields there are.
+pub(super) fn recipe_from_tree(tree: &Value) -> Result<Recipe, Fault> {
+    const FAMILY: &str = "family";
+    let Value::Mapping(fields) = tree else { return Err(Fault::invalid_type(unexpected(tree), &"a YAML mapping")) };
+    let family = fields.get(FAMILY).ok_or_else(|| Fault::missing_field(FAMILY))?;
+    let family = from_tree(family).map_err(|fault| fault.inside(Segment::Key(FAMILY.to_owned())))?;
+    let mut fields = fields.clone();
+    fields.remove(FAMILY);
+    let fields = Value::Mapping(fields);
+    let recipe = match family {
+        Family::Xwam => from_tree(&fields).map(Recipe::Xwam),
+        Family::Lingbot => from_tree(&fields).map(Recipe::Lingbot),
+    };
+    recipe.map_err(|mut fault| {
+        if let (FaultKind::UnknownKey { expected, .. }, true) = (&mut fault.kind, fault.reversed.is_empty()) {
+            expected.insert(0, FAMILY.to_owned());
+        }
+        fault
+    })
 }
 
 fn refuse_unread(given: &Value, written: &Value) -> Result<(), Fault> {

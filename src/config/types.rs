@@ -3,15 +3,101 @@
 //! Every struct refuses unknown keys. Paths are absolute once loaded (resolved against the file that names them).
 //! Nothing here has behaviour beyond derived facts; loading and validation live in the sibling modules.
 
+use super::lingbot::LingbotRecipe;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One resolved configuration: all that a run depends on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Recipe {
+#[serde(tag = "family", rename_all = "snake_case")]
+pub enum Recipe {
+    /// X-WAM: one clip a sample, bidirectional attention over [video | actions | proprio].
+    Xwam(XwamRecipe),
+    /// LingBot-VA: whole episodes, chunk-causal attention over noisy and clean copies of video and actions.
+    Lingbot(LingbotRecipe),
+}
+
+impl Recipe {
     /// Which token layout and objective.
-    pub family: Family,
+    pub fn family(&self) -> Family {
+        match self {
+            Self::Xwam(_) => Family::Xwam,
+            Self::Lingbot(_) => Family::Lingbot,
+        }
+    }
+
+    pub fn train(&self) -> &TrainConfig {
+        match self {
+            Self::Xwam(recipe) => &recipe.train,
+            Self::Lingbot(recipe) => &recipe.train,
+        }
+    }
+
+    /// Root of what is trained on.
+    pub fn dataset(&self) -> &Path {
+        match self {
+            Self::Xwam(recipe) => &recipe.data.dataset,
+            Self::Lingbot(recipe) => &recipe.data.dataset,
+        }
+    }
+
+    pub fn codec(&self) -> &CodecConfig {
+        match self {
+            Self::Xwam(recipe) => &recipe.codec,
+            Self::Lingbot(recipe) => &recipe.codec,
+        }
+    }
+
+    pub fn device(&self) -> &DeviceChoice {
+        match self {
+            Self::Xwam(recipe) => &recipe.device,
+            Self::Lingbot(recipe) => &recipe.device,
+        }
+    }
+
+    /// Clips or episodes of an optimizer step, over all ranks.
+    pub fn samples_per_step(&self) -> usize {
+        let ranks = match self {
+            Self::Xwam(_) => 1,
+            Self::Lingbot(recipe) => recipe.packing.ranks,
+        };
+        ranks * self.train().batch_size * self.train().accumulate
+    }
+
+    /// Optimizer steps between two validations.
+    pub fn validate_every(&self) -> u64 {
+        match self {
+            Self::Xwam(recipe) => recipe.validation.every,
+            Self::Lingbot(recipe) => recipe.validation.every,
+        }
+    }
+
+    /// The recipe if it is of this family; else an error that names what `wanted` it.
+    pub fn xwam(&self, wanted: &str) -> crate::Result<&XwamRecipe> {
+        match self {
+            Self::Xwam(recipe) => Ok(recipe),
+            other => Err(other.of_other_family(wanted, Family::Xwam)),
+        }
+    }
+
+    /// The recipe if it is of this family; else an error that names what `wanted` it.
+    pub fn lingbot(&self, wanted: &str) -> crate::Result<&LingbotRecipe> {
+        match self {
+            Self::Lingbot(recipe) => Ok(recipe),
+            other => Err(other.of_other_family(wanted, Family::Lingbot)),
+        }
+    }
+
+    fn of_other_family(&self, wanted: &str, needed: Family) -> crate::Error {
+        let what = format!("{wanted} is for recipes of family {}, this one is {}", needed.name(), self.family().name());
+        crate::Error::refused("other_family", what).in_place("family")
+    }
+}
+
+/// One resolved configuration of X-WAM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct XwamRecipe {
     pub data: DataConfig,
     pub codec: CodecConfig,
     pub text: TextConfig,
@@ -28,8 +114,18 @@ pub struct Recipe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// X-WAM: one clip a sample, bidirectional attention over [video | actions | proprio].
     Xwam,
+    Lingbot,
+}
+
+impl Family {
+    /// As recipes and golden files name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Xwam => "xwam",
+            Self::Lingbot => "lingbot",
+        }
+    }
 }
 
 /// Where to compute.
@@ -168,7 +264,7 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Optimizer steps.
     pub steps: u64,
-    /// Clips a micro-step.
+    /// Clips (or episodes) a micro-step.
     pub batch_size: usize,
     /// Micro-steps an optimizer step.
     pub accumulate: usize,

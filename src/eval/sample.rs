@@ -5,7 +5,7 @@
 //! Starting noise comes from a stream keyed by the clip, so every validation of every arm starts alike.
 
 use crate::config::{FlowConfig, ValidationConfig};
-use crate::model::{XwamInput, XwamModel};
+use crate::model::{Transformer, XwamInput, XwamModel};
 use crate::random::{Draw, Purpose};
 use candle_core::{Result, Tensor};
 

@@ -4,12 +4,12 @@
 
 use super::Parameters;
 use super::geometry::GeometryInsertion;
-use crate::config::ModelConfig;
 use crate::ops::{
-    RopeTable, Rows, gated_residual, gelu_tanh, layer_norm_affine, linear, norm_modulate, rms_norm, rope,
-    softmax_last_dim,
+    AttentionPlan, RopeTable, Rows, gated_residual, gelu_tanh, layer_norm_affine, linear, norm_modulate,
+    planned_attention, rms_norm, rope, softmax_last_dim,
 };
 use candle_core::{Result, Tensor};
+use std::sync::Arc;
 
 /// What every block reads besides x.
 #[derive(Clone, Debug)]
@@ -41,6 +41,73 @@ impl Conditioning {
     }
 }
 
+/// Where the tokens of a forward stand and what they see: the same for every block.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    pub table: RopeTable,
+    pub rows: Rows,
+    pub sight: Sight,
+    /// How many of the L tokens, from the front, the geometry branch reaches.
+    pub video_tokens: usize,
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Debug)]
+pub enum Sight {
+    /// All of its sample, and all of the text.
+    Everything,
+    /// What the plans say; the batch is one packed sequence.
+    Planned { tokens: Arc<AttentionPlan>, text: Arc<AttentionPlan> },
+}
+
+impl Sight {
+    fn tokens(&self) -> Option<&Arc<AttentionPlan>> {
+        match self {
+            Self::Everything => None,
+            Self::Planned { tokens, .. } => Some(tokens),
+        }
+    }
+
+    fn text(&self) -> Option<&Arc<AttentionPlan>> {
+        match self {
+            Self::Everything => None,
+            Self::Planned { text, .. } => Some(text),
+        }
+    }
+}
+
+/// What a family calls the parameters of a block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockNames {
+    pub modulation: &'static str,
+    pub self_attention: &'static str,
+    pub cross_attention: &'static str,
+    pub cross_norm: &'static str,
+    pub attention: AttentionNames,
+    pub ffn: MlpNames,
+}
+
+/// The four Linear layers of an attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttentionNames {
+    pub q: &'static str,
+    pub k: &'static str,
+    pub v: &'static str,
+    pub o: &'static str,
+}
+
+/// The two Linear layers of an MLP.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MlpNames {
+    pub up: &'static str,
+    pub down: &'static str,
+}
+
+impl AttentionNames {
+    /// Wan2.2's own, and the geometry branch's.
+    pub const WAN: Self = Self { q: "q", k: "k", v: "v", o: "o" };
+}
+
 /// Weight [out, in] and bias [out].
 #[derive(Clone, Debug)]
 pub(super) struct Linear {
@@ -59,7 +126,7 @@ impl Linear {
     }
 }
 
-/// Linear, GELU-tanh, Linear; names `.0` and `.2`.
+/// Linear, GELU-tanh, Linear.
 #[derive(Clone, Debug)]
 pub(super) struct Mlp {
     up: Linear,
@@ -67,10 +134,10 @@ pub(super) struct Mlp {
 }
 
 impl Mlp {
-    pub fn load(parameters: &Parameters, name: &str) -> Result<Self> {
+    pub fn load(parameters: &Parameters, name: &str, names: MlpNames) -> Result<Self> {
         Ok(Self {
-            up: Linear::load(parameters, &format!("{name}.0"))?,
-            down: Linear::load(parameters, &format!("{name}.2"))?,
+            up: Linear::load(parameters, &format!("{name}.{}", names.up))?,
+            down: Linear::load(parameters, &format!("{name}.{}", names.down))?,
         })
     }
 
@@ -93,29 +160,40 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    pub fn load(parameters: &Parameters, name: &str, config: &ModelConfig) -> Result<Self> {
+    pub fn load(parameters: &Parameters, name: &str, names: AttentionNames, heads: usize, eps: f64) -> Result<Self> {
         let part = |part: &str| Linear::load(parameters, &format!("{name}.{part}"));
         let norm = |part: &str| parameters.get(&format!("{name}.{part}.weight")).cloned();
         Ok(Self {
-            q: part("q")?,
-            k: part("k")?,
-            v: part("v")?,
-            o: part("o")?,
+            q: part(names.q)?,
+            k: part(names.k)?,
+            v: part(names.v)?,
+            o: part(names.o)?,
             norm_q: norm("norm_q")?,
             norm_k: norm("norm_k")?,
-            heads: config.num_heads,
-            eps: config.eps,
+            heads,
+            eps,
         })
     }
 
-    /// Queries from x [B, L, D], keys and values from `memory` [B, S, D]; RoPE on both if `table` is given.
-    pub fn forward(&self, x: &Tensor, memory: &Tensor, table: Option<&RopeTable>) -> Result<Tensor> {
+    /// Queries from x [B, L, D], keys and values from `memory` [B, S, D]; RoPE on both if `table` is given. Without a
+    /// plan every query sees every key of its sample; a plan is for one packed sequence, B = 1.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        memory: &Tensor,
+        table: Option<&RopeTable>,
+        plan: Option<&Arc<AttentionPlan>>,
+    ) -> Result<Tensor> {
         let mut q = rms_norm(&self.q.forward(x)?, &self.norm_q, self.eps)?;
         let mut k = rms_norm(&self.k.forward(memory)?, &self.norm_k, self.eps)?;
         let v = self.v.forward(memory)?;
         if let Some(table) = table {
             q = rope(&q, table)?;
             k = rope(&k, table)?;
+        }
+        if let Some(plan) = plan {
+            let attended = planned_attention(&q.squeeze(0)?, &k.squeeze(0)?, &v.squeeze(0)?, self.heads, plan)?;
+            return self.o.forward(&attended.unsqueeze(0)?);
         }
         let (batch, tokens, width) = q.dims3()?;
         let head_dim = width / self.heads;
@@ -132,7 +210,7 @@ impl Attention {
 pub struct Block {
     modulation: Tensor,
     self_attention: Attention,
-    norm3: (Tensor, Tensor),
+    cross_norm: (Tensor, Tensor),
     cross_attention: Attention,
     ffn: Mlp,
     geometry: Option<GeometryInsertion>,
@@ -140,49 +218,52 @@ pub struct Block {
 }
 
 impl Block {
-    pub(super) fn load(parameters: &Parameters, layer: usize, config: &ModelConfig) -> Result<Self> {
+    pub(super) fn load(
+        parameters: &Parameters,
+        layer: usize,
+        names: &BlockNames,
+        geometry: Option<GeometryInsertion>,
+        heads: usize,
+        eps: f64,
+    ) -> Result<Self> {
         let name = format!("blocks.{layer}");
-        let branch = config.geometry.enabled && config.geometry.layers.contains(&layer);
+        let tensor = |part: &str| parameters.get(&format!("{name}.{part}")).cloned();
+        let attention =
+            |part: &str| Attention::load(parameters, &format!("{name}.{part}"), names.attention, heads, eps);
         Ok(Self {
-            modulation: parameters.get(&format!("{name}.modulation"))?.clone(),
-            self_attention: Attention::load(parameters, &format!("{name}.self_attn"), config)?,
-            norm3: (
-                parameters.get(&format!("{name}.norm3.weight"))?.clone(),
-                parameters.get(&format!("{name}.norm3.bias"))?.clone(),
+            modulation: tensor(names.modulation)?,
+            self_attention: attention(names.self_attention)?,
+            cross_norm: (
+                tensor(&format!("{}.weight", names.cross_norm))?,
+                tensor(&format!("{}.bias", names.cross_norm))?,
             ),
-            cross_attention: Attention::load(parameters, &format!("{name}.cross_attn"), config)?,
-            ffn: Mlp::load(parameters, &format!("{name}.ffn"))?,
-            geometry: if branch { Some(GeometryInsertion::load(parameters, layer, config)?) } else { None },
-            eps: config.eps,
+            cross_attention: attention(names.cross_attention)?,
+            ffn: Mlp::load(parameters, &format!("{name}.ffn"), names.ffn)?,
+            geometry,
+            eps,
         })
     }
 
-    /// x [B, L, D] -> [B, L, D]. `video_tokens` = how many of the L tokens, from the front, are video.
-    pub fn forward(
-        &self,
-        x: &Tensor,
-        conditioning: &Conditioning,
-        table: &RopeTable,
-        rows: &Rows,
-        video_tokens: usize,
-    ) -> Result<Tensor> {
+    /// x [B, L, D] -> [B, L, D].
+    pub fn forward(&self, x: &Tensor, conditioning: &Conditioning, placement: &Placement) -> Result<Tensor> {
         let x = match (&self.geometry, &conditioning.geometry) {
-            (Some(branch), Some(tokens)) => branch.forward(x, tokens, video_tokens)?,
+            (Some(branch), Some(tokens)) => branch.forward(x, tokens, placement.video_tokens)?,
             (None, _) => x.clone(),
             (Some(_), None) => candle_core::bail!("the geometry branch is built but the batch has no geometry tokens"),
         };
         let (batch, row_count, _) = conditioning.e0.dims3()?;
-        let width = x.dim(2)?;
+        let (width, rows, sight) = (x.dim(2)?, &placement.rows, &placement.sight);
         let modulation =
             conditioning.e0.reshape((batch, row_count, 6, width))?.broadcast_add(&self.modulation.unsqueeze(0)?)?;
         let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
 
         let normed = norm_modulate(&x, &part(0)?, &part(1)?, rows, self.eps)?;
-        let attended = self.self_attention.forward(&normed, &normed, Some(table))?;
+        let attended = self.self_attention.forward(&normed, &normed, Some(&placement.table), sight.tokens())?;
         let x = gated_residual(&x, &attended, &part(2)?, rows)?;
 
-        let normed = layer_norm_affine(&x, &self.norm3.0, &self.norm3.1, self.eps)?;
-        let x = (&x + self.cross_attention.forward(&normed, &conditioning.text, None)?.to_dtype(x.dtype())?)?;
+        let normed = layer_norm_affine(&x, &self.cross_norm.0, &self.cross_norm.1, self.eps)?;
+        let attended = self.cross_attention.forward(&normed, &conditioning.text, None, sight.text())?;
+        let x = (&x + attended.to_dtype(x.dtype())?)?;
 
         let normed = norm_modulate(&x, &part(3)?, &part(4)?, rows, self.eps)?;
         gated_residual(&x, &self.ffn.forward(&normed)?, &part(5)?, rows)

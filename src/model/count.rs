@@ -1,7 +1,7 @@
 //! Parameters of a model by part, from its shapes alone: what `check` prints before any weight exists.
 
-use super::parameter_specs;
-use crate::config::ModelConfig;
+use super::{ParameterSpec, lingbot_parameter_specs, parameter_specs};
+use crate::config::{LingbotModelConfig, ModelConfig, Recipe};
 use crate::words::thousands;
 use serde::Serialize;
 
@@ -40,20 +40,54 @@ impl ParameterCount {
     }
 }
 
-/// Counts the parameters of a model that [`validate`](crate::config::validate()) has no objection to.
-pub fn count(model: &ModelConfig) -> ParameterCount {
-    let specs = parameter_specs(model);
-    let of = |prefixes: &[&str]| -> u64 {
+/// Counts the parameters of a recipe that [`validate`](crate::config::validate()) has no objection to.
+pub fn count(recipe: &Recipe) -> ParameterCount {
+    match recipe {
+        Recipe::Xwam(recipe) => count_xwam(&recipe.model),
+        Recipe::Lingbot(recipe) => count_lingbot(&recipe.model),
+    }
+}
+
+/// Sums over parameters whose names start alike.
+struct Counter(Vec<ParameterSpec>);
+
+impl Counter {
+    fn of(&self, prefixes: &[&str]) -> u64 {
         let belongs = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
-        specs.iter().filter(|spec| belongs(&spec.name)).map(|spec| elements(&spec.shape)).sum()
-    };
-    let part =
-        |name, detail: &str, prefixes: &[&str]| Part { name, detail: detail.to_owned(), parameters: of(prefixes) };
-    let repeated = |name, prefix: &str, times: usize| {
-        let parameters = of(&[prefix]);
+        self.0.iter().filter(|spec| belongs(&spec.name)).map(|spec| spec.count() as u64).sum()
+    }
+
+    fn part(&self, name: &'static str, detail: &str, prefixes: &[&str]) -> Part {
+        Part { name, detail: detail.to_owned(), parameters: self.of(prefixes) }
+    }
+
+    fn repeated(&self, name: &'static str, prefix: &str, times: usize) -> Part {
+        let parameters = self.of(&[prefix]);
         let detail = format!("{times} x {}", thousands(parameters / times.max(1) as u64));
         Part { name, detail, parameters }
-    };
+    }
+}
+
+fn count_lingbot(model: &LingbotModelConfig) -> ParameterCount {
+    let counter = Counter(lingbot_parameter_specs(model));
+    let unused = "condition_embedder_action.text_embedder.";
+    let base = vec![
+        counter.part("patch embedding", "latent patches to tokens", &["patch_embedding_mlp."]),
+        counter.part("text embedding", "prompt to context", &["condition_embedder.text_embedder."]),
+        counter.part("video time", "timestep to modulation", &["condition_embedder.time_"]),
+        counter.part("action time", "timestep to modulation", &["condition_embedder_action.time_"]),
+        counter.part("unused text", "in every checkpoint, read by nothing", &[unused]),
+        counter.part("action codec", "rows to tokens and back", &["action_embedder.", "action_proj_out."]),
+        counter.repeated("blocks", "blocks.", model.num_layers),
+        counter.part("video head", "tokens to velocities", &["proj_out.", "scale_shift_table"]),
+    ];
+    ParameterCount { base, geometry: Vec::new() }
+}
+
+fn count_xwam(model: &ModelConfig) -> ParameterCount {
+    let counter = Counter(parameter_specs(model));
+    let part = |name, detail: &str, prefixes: &[&str]| counter.part(name, detail, prefixes);
+    let repeated = |name, prefix: &str, times| counter.repeated(name, prefix, times);
     let base = vec![
         part("patch embedding", "latent patches to tokens", &["patch_embedding."]),
         part("view embedding", "one vector a view", &["view_embedding."]),
@@ -73,8 +107,4 @@ pub fn count(model: &ModelConfig) -> ParameterCount {
         Vec::new()
     };
     ParameterCount { base, geometry }
-}
-
-fn elements(shape: &[usize]) -> u64 {
-    shape.iter().map(|&size| size as u64).product()
 }

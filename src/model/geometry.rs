@@ -5,7 +5,7 @@
 //! data room refuses such tokens. The insertion lives inside its block's call, hence inside the recomputed segment.
 
 use super::Parameters;
-use super::block::{Attention, Linear};
+use super::block::{Attention, AttentionNames, Linear};
 use crate::config::ModelConfig;
 use crate::ops::{layer_norm, layer_norm_affine};
 use candle_core::{Result, Tensor};
@@ -84,13 +84,16 @@ pub(super) struct GeometryInsertion {
 impl GeometryInsertion {
     pub fn load(parameters: &Parameters, layer: usize, config: &ModelConfig) -> Result<Self> {
         let name = format!("geometry.layers.{layer}");
-        Ok(Self { attention: Attention::load(parameters, &name, config)?, eps: config.eps })
+        Ok(Self {
+            attention: Attention::load(parameters, &name, AttentionNames::WAN, config.num_heads, config.eps)?,
+            eps: config.eps,
+        })
     }
 
     /// Actions and proprio pass untouched; they see the branch through the self-attention that follows.
     pub fn forward(&self, x: &Tensor, tokens: &Tensor, video_tokens: usize) -> Result<Tensor> {
         let video = x.narrow(1, 0, video_tokens)?;
-        let added = self.attention.forward(&layer_norm(&video, self.eps)?, tokens, None)?.to_dtype(x.dtype())?;
+        let added = self.attention.forward(&layer_norm(&video, self.eps)?, tokens, None, None)?.to_dtype(x.dtype())?;
         let rest = x.narrow(1, video_tokens, x.dim(1)? - video_tokens)?;
         Tensor::cat(&[&(video + added)?, &rest], 1)
     }

@@ -5,11 +5,53 @@
 mod block;
 mod count;
 mod geometry;
+mod lingbot;
+mod lingbot_parameters;
 mod parameters;
 mod timestep;
 mod xwam;
 
-pub use block::{Block, Conditioning};
+use candle_core::{Result, Tensor};
+
+pub use block::{Block, Conditioning, Placement, Sight};
 pub use count::{ParameterCount, Part, count};
+pub use lingbot::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel};
+pub use lingbot_parameters::lingbot_parameter_specs;
 pub use parameters::{Initialiser, ParameterSpec, Parameters, parameter_specs};
 pub use xwam::{XwamInput, XwamModel, XwamOutput};
+
+/// A model as training and sampling see it: embedders (front), trunk blocks, heads (back). The seams are where
+/// gradients are pulled through piece by piece when blocks are recomputed.
+pub trait Transformer {
+    type Input;
+    /// Where the tokens of a batch stand and what they see.
+    type Layout;
+    type Output;
+
+    fn layout(&self, input: &Self::Input) -> Result<Self::Layout>;
+
+    /// Number of trunk blocks.
+    fn depth(&self) -> usize;
+
+    /// Embedders: the token sequence [B, L, D] and what the blocks read beside it.
+    fn front(&self, input: &Self::Input, layout: &Self::Layout) -> Result<(Tensor, Conditioning)>;
+
+    /// One trunk block, x [B, L, D] -> [B, L, D].
+    fn block(&self, layer: usize, x: &Tensor, conditioning: &Conditioning, layout: &Self::Layout) -> Result<Tensor>;
+
+    /// Heads.
+    fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Self::Layout) -> Result<Self::Output>;
+
+    /// The same numbers without the graph behind them.
+    fn detach(output: &Self::Output) -> Self::Output;
+
+    /// The whole forward pass.
+    fn forward(&self, input: &Self::Input) -> Result<Self::Output> {
+        let layout = self.layout(input)?;
+        let (mut x, conditioning) = self.front(input, &layout)?;
+        for layer in 0..self.depth() {
+            x = self.block(layer, &x, &conditioning, &layout)?;
+        }
+        self.back(&x, &conditioning, &layout)
+    }
+}

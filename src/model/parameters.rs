@@ -1,11 +1,13 @@
 //! Every parameter by name: the list follows from the configuration alone, under the public reference's names.
 //!
 //! Initial values are drawn from a stream keyed by the parameter's name, so the geometry branch (its own seed) changes
-//! nothing else, and the order of construction does not matter.
+//! nothing else, and the order of construction does not matter. A model family is a list of [`ParameterSpec`]s here;
+//! what is done with the list is the same for all of them.
 
 use crate::config::ModelConfig;
 use crate::random::{Draw, Purpose};
 use candle_core::{DType, Device, Result, Tensor, Var};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// How a parameter starts.
@@ -28,6 +30,34 @@ pub struct ParameterSpec {
     pub name: String,
     pub shape: Vec<usize>,
     pub initialiser: Initialiser,
+    /// Seed to draw from in place of the run's: a branch that is added must not depend on it.
+    pub seed: Option<u64>,
+    /// Whether any output depends on it. What does not is kept and saved as it is, and no gradient is expected.
+    pub trained: bool,
+}
+
+impl ParameterSpec {
+    /// Number of scalars.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The values at step 0 of a run with this seed, row-major.
+    pub fn initial_values(&self, seed: u64) -> Vec<f32> {
+        let count = self.count();
+        let mut draw = Draw::new(self.seed.unwrap_or(seed), Purpose::Initialise, 0, &self.name);
+        match self.initialiser {
+            Initialiser::Zero => vec![0.0; count],
+            Initialiser::One => vec![1.0; count],
+            Initialiser::Normal(std) => (0..count).map(|_| (std * draw.normal()) as f32).collect(),
+            Initialiser::Orthonormal => orthonormal(self.shape[0], count / self.shape[0], &mut draw),
+            Initialiser::Xavier => {
+                let fan_out = self.shape[0];
+                let bound = (6.0 / (count / fan_out + fan_out) as f64).sqrt();
+                (0..count).map(|_| (bound * (2.0 * draw.uniform() - 1.0)) as f32).collect()
+            }
+        }
+    }
 }
 
 /// All parameters of the model, in a fixed order: trunk and codecs under X-WAM's names, then `geometry.*` if enabled.
@@ -38,7 +68,7 @@ pub struct ParameterSpec {
 /// embedding is orthonormal instead of Xavier: a velocity contains the noise of every latent value, so the head has to
 /// undo this map, and a random one that is nearly square is nearly singular.
 pub fn parameter_specs(config: &ModelConfig) -> Vec<ParameterSpec> {
-    let mut list = List(Vec::new());
+    let mut list = SpecList::default();
     let (dim, codec) = (config.dim, Initialiser::Normal(0.02));
     let [_, patch_h, patch_w] = config.patch_size;
     let patch = [dim, config.in_dim, config.patch_size[0], patch_h, patch_w];
@@ -53,10 +83,10 @@ pub fn parameter_specs(config: &ModelConfig) -> Vec<ParameterSpec> {
     for layer in 0..config.num_layers {
         let block = format!("blocks.{layer}");
         list.add(&format!("{block}.modulation"), &[1, 6, dim], Initialiser::Normal((dim as f64).sqrt().recip()));
-        list.attention(&format!("{block}.self_attn"), dim, Initialiser::Xavier);
+        list.attention(&format!("{block}.self_attn"), ["q", "k", "v", "o"], dim, Initialiser::Xavier);
         list.add(&format!("{block}.norm3.weight"), &[dim], Initialiser::One);
         list.add(&format!("{block}.norm3.bias"), &[dim], Initialiser::Zero);
-        list.attention(&format!("{block}.cross_attn"), dim, Initialiser::Xavier);
+        list.attention(&format!("{block}.cross_attn"), ["q", "k", "v", "o"], dim, Initialiser::Xavier);
         list.mlp(&format!("{block}.ffn"), dim, config.ffn_dim, dim, Initialiser::Xavier);
     }
     list.add("head.modulation", &[1, 2, dim], Initialiser::Normal((dim as f64).sqrt().recip()));
@@ -65,68 +95,89 @@ pub fn parameter_specs(config: &ModelConfig) -> Vec<ParameterSpec> {
     list.mlp("proprio_decoder", dim, dim, config.proprio_dim, codec);
     let geometry = &config.geometry;
     if geometry.enabled {
+        list.seed = Some(geometry.seed);
         list.add("geometry.adapter.norm.weight", &[geometry.token_dim], Initialiser::One);
         list.add("geometry.adapter.norm.bias", &[geometry.token_dim], Initialiser::Zero);
         list.linear("geometry.adapter.proj", geometry.token_dim, dim, Initialiser::Xavier);
         list.add("geometry.adapter.view_embedding.weight", &[geometry.source_views, dim], codec);
         for layer in &geometry.layers {
-            list.attention(&format!("geometry.layers.{layer}"), dim, Initialiser::Zero);
+            list.attention(&format!("geometry.layers.{layer}"), ["q", "k", "v", "o"], dim, Initialiser::Zero);
         }
     }
-    list.0
+    list.specs
 }
 
-struct List(Vec<ParameterSpec>);
+/// Builds a family's list; `seed` and `trained` hold for what is added next.
+#[derive(Debug)]
+pub(super) struct SpecList {
+    pub specs: Vec<ParameterSpec>,
+    pub seed: Option<u64>,
+    pub trained: bool,
+}
 
-impl List {
-    fn add(&mut self, name: &str, shape: &[usize], initialiser: Initialiser) {
-        self.0.push(ParameterSpec { name: name.to_owned(), shape: shape.to_vec(), initialiser });
+impl Default for SpecList {
+    fn default() -> Self {
+        Self { specs: Vec::new(), seed: None, trained: true }
+    }
+}
+
+impl SpecList {
+    pub fn add(&mut self, name: &str, shape: &[usize], initialiser: Initialiser) {
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        self.specs.push(ParameterSpec { name, shape, initialiser, seed: self.seed, trained: self.trained });
     }
 
-    fn linear(&mut self, name: &str, inputs: usize, outputs: usize, weight: Initialiser) {
+    /// `weight` [outputs, inputs] and `bias` [outputs].
+    pub fn linear(&mut self, name: &str, inputs: usize, outputs: usize, weight: Initialiser) {
         self.add(&format!("{name}.weight"), &[outputs, inputs], weight);
         self.add(&format!("{name}.bias"), &[outputs], Initialiser::Zero);
     }
 
+    /// Linear layers `0` and `2`, as a sequence with an activation between them numbers them.
     fn mlp(&mut self, name: &str, inputs: usize, hidden: usize, outputs: usize, weight: Initialiser) {
         self.linear(&format!("{name}.0"), inputs, hidden, weight);
         self.linear(&format!("{name}.2"), hidden, outputs, weight);
     }
 
-    fn attention(&mut self, name: &str, dim: usize, output: Initialiser) {
-        for operand in ["q", "k", "v"] {
+    /// `projections` are the names of query, key, value and output.
+    pub fn attention(&mut self, name: &str, projections: [&str; 4], dim: usize, output: Initialiser) {
+        let [query, key, value, last] = projections;
+        for operand in [query, key, value] {
             self.linear(&format!("{name}.{operand}"), dim, dim, Initialiser::Xavier);
         }
-        self.linear(&format!("{name}.o"), dim, dim, output);
+        self.linear(&format!("{name}.{last}"), dim, dim, output);
         self.add(&format!("{name}.norm_q.weight"), &[dim], Initialiser::One);
         self.add(&format!("{name}.norm_k.weight"), &[dim], Initialiser::One);
     }
 }
 
-/// The trained variables by name, iterated in name order.
+/// The variables by name, iterated in name order.
 #[derive(Clone, Debug)]
 pub struct Parameters {
-    variables: BTreeMap<String, Var>,
+    variables: BTreeMap<String, Slot>,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    variable: Var,
+    trained: bool,
 }
 
 impl Parameters {
-    /// Draws the initial values; the geometry branch draws from its own seed.
-    pub fn initialise(config: &ModelConfig, seed: u64, device: &Device) -> Result<Self> {
-        let mut variables = BTreeMap::new();
-        for spec in parameter_specs(config) {
-            let seed = if spec.name.starts_with("geometry.") { config.geometry.seed } else { seed };
-            let values = initial_values(&spec, seed);
-            let tensor = Tensor::from_vec(values, spec.shape.as_slice(), device)?;
-            variables.insert(spec.name, Var::from_tensor(&tensor)?);
-        }
-        Ok(Self { variables })
+    /// Draws the initial values; each spec may have a seed of its own.
+    pub fn initialise(specs: &[ParameterSpec], seed: u64, device: &Device) -> Result<Self> {
+        let slot = |spec: &ParameterSpec| {
+            let variable = Var::from_vec(spec.initial_values(seed), spec.shape.as_slice(), device)?;
+            Ok((spec.name.clone(), Slot { variable, trained: spec.trained }))
+        };
+        Ok(Self { variables: specs.par_iter().map(slot).collect::<Result<_>>()? })
     }
 
-    /// Takes given tensors, which must be exactly those that the configuration asks for; the error names the first
-    /// that is missing, unexpected or of another shape.
-    pub fn from_tensors(config: &ModelConfig, mut tensors: BTreeMap<String, Tensor>) -> crate::Result<Self> {
+    /// Takes given tensors, which must be exactly those that the model asks for; the error names the first that is
+    /// missing, unexpected or of another shape.
+    pub fn from_tensors(specs: &[ParameterSpec], mut tensors: BTreeMap<String, Tensor>) -> crate::Result<Self> {
         let mut variables = BTreeMap::new();
-        for spec in parameter_specs(config) {
+        for spec in specs {
             let refuse = |what: String| crate::Error::refused("weights_mismatch", what).in_place(&spec.name);
             let Some(tensor) = tensors.remove(&spec.name) else {
                 return Err(refuse("the file lacks a parameter of this model".into()));
@@ -134,7 +185,8 @@ impl Parameters {
             if tensor.dims() != spec.shape {
                 return Err(refuse(format!("shape {:?} where the model has {:?}", tensor.dims(), spec.shape)));
             }
-            variables.insert(spec.name, Var::from_tensor(&tensor)?);
+            let slot = Slot { variable: Var::from_tensor(&tensor)?, trained: spec.trained };
+            variables.insert(spec.name.clone(), slot);
         }
         match tensors.keys().next() {
             None => Ok(Self { variables }),
@@ -147,19 +199,24 @@ impl Parameters {
     /// The variable of this name; absence is a programming error, reported as one.
     pub fn get(&self, name: &str) -> Result<&Tensor> {
         match self.variables.get(name) {
-            Some(variable) => Ok(variable.as_tensor()),
+            Some(slot) => Ok(slot.variable.as_tensor()),
             None => candle_core::bail!("no parameter named {name}"),
         }
     }
 
     /// (name, variable) in name order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
-        self.variables.iter().map(|(name, variable)| (name.as_str(), variable))
+        self.variables.iter().map(|(name, slot)| (name.as_str(), &slot.variable))
+    }
+
+    /// [`iter`](Self::iter) over those that gradient reaches.
+    pub fn trained(&self) -> impl Iterator<Item = (&str, &Var)> {
+        self.variables.iter().filter(|(_, slot)| slot.trained).map(|(name, slot)| (name.as_str(), &slot.variable))
     }
 
     /// Number of scalars.
     pub fn count(&self) -> usize {
-        self.variables.values().map(|variable| variable.elem_count()).sum()
+        self.iter().map(|(_, variable)| variable.elem_count()).sum()
     }
 
     /// All parameters in another dtype (tests run the model in f64).
@@ -167,25 +224,12 @@ impl Parameters {
         let variables = self
             .variables
             .iter()
-            .map(|(name, variable)| Ok((name.clone(), Var::from_tensor(&variable.to_dtype(dtype)?)?)))
+            .map(|(name, slot)| {
+                let variable = Var::from_tensor(&slot.variable.to_dtype(dtype)?)?;
+                Ok((name.clone(), Slot { variable, trained: slot.trained }))
+            })
             .collect::<Result<_>>()?;
         Ok(Self { variables })
-    }
-}
-
-fn initial_values(spec: &ParameterSpec, seed: u64) -> Vec<f32> {
-    let count = spec.shape.iter().product();
-    let mut draw = Draw::new(seed, Purpose::Initialise, 0, &spec.name);
-    match spec.initialiser {
-        Initialiser::Zero => vec![0.0; count],
-        Initialiser::One => vec![1.0; count],
-        Initialiser::Normal(std) => (0..count).map(|_| (std * draw.normal()) as f32).collect(),
-        Initialiser::Orthonormal => orthonormal(spec.shape[0], count / spec.shape[0], &mut draw),
-        Initialiser::Xavier => {
-            let fan_out = spec.shape[0];
-            let bound = (6.0 / (count / fan_out + fan_out) as f64).sqrt();
-            (0..count).map(|_| (bound * (2.0 * draw.uniform() - 1.0)) as f32).collect()
-        }
     }
 }
 

@@ -3,13 +3,23 @@
 //! Sequence length L = N + Ta + Tp with N = T V h w video tokens in the order (t, v, y, x). Views share RoPE positions
 //! and are told apart by a learned embedding. Modulation rows R = T + Ta + Tp: one a latent frame, action, proprio.
 
-use super::block::{Linear, Mlp};
-use super::geometry::GeometryAdapter;
+use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight};
+use super::geometry::{GeometryAdapter, GeometryInsertion};
 use super::timestep::sinusoid;
-use super::{Block, Conditioning, Parameters};
+use super::{Block, Conditioning, Parameters, Transformer};
 use crate::config::ModelConfig;
 use crate::ops::{RopeTable, Rows, linear, norm_modulate};
 use candle_core::{Result, Tensor};
+
+const MLP: MlpNames = MlpNames { up: "0", down: "2" };
+const BLOCK: BlockNames = BlockNames {
+    modulation: "modulation",
+    self_attention: "self_attn",
+    cross_attention: "cross_attn",
+    cross_norm: "norm3",
+    attention: AttentionNames::WAN,
+    ffn: MLP,
+};
 
 /// What enters the model: noisy (or clean) quantities and the timestep of each frame and step on the scale 0..1000.
 #[derive(Clone, Debug)]
@@ -50,8 +60,7 @@ pub struct Layout {
     grid: [usize; 2],
     actions: usize,
     proprios: usize,
-    table: RopeTable,
-    rows: Rows,
+    placement: Placement,
 }
 
 impl Layout {
@@ -86,12 +95,13 @@ impl Layout {
         }
         let table = RopeTable::new(&positions, RopeTable::xwam_axes(config.dim / config.num_heads));
         let rows = Rows::new(row_of_token, frames + actions + proprios);
-        Ok(Self { frames, views, grid, actions, proprios, table, rows })
+        let placement = Placement { table, rows, sight: Sight::Everything, video_tokens: frames * per_frame };
+        Ok(Self { frames, views, grid, actions, proprios, placement })
     }
 
     /// N, the number of video tokens.
     pub fn video_tokens(&self) -> usize {
-        self.frames * self.views * self.grid[0] * self.grid[1]
+        self.placement.video_tokens
     }
 
     /// L, the length of the joint sequence.
@@ -126,48 +136,50 @@ impl XwamModel {
             config: config.clone(),
             patch: (parameters.get("patch_embedding.weight")?.clone(), parameters.get("patch_embedding.bias")?.clone()),
             view_embedding: parameters.get("view_embedding.weight")?.clone(),
-            text_embedding: Mlp::load(parameters, "text_embedding")?,
+            text_embedding: Mlp::load(parameters, "text_embedding", MLP)?,
             time_embedding: [
                 Linear::load(parameters, "time_embedding.0")?,
                 Linear::load(parameters, "time_embedding.2")?,
             ],
             time_projection: Linear::load(parameters, "time_projection.1")?,
-            action_encoder: Mlp::load(parameters, "action_encoder")?,
-            proprio_encoder: Mlp::load(parameters, "proprio_encoder")?,
+            action_encoder: Mlp::load(parameters, "action_encoder", MLP)?,
+            proprio_encoder: Mlp::load(parameters, "proprio_encoder", MLP)?,
             geometry: match config.geometry.enabled {
                 true => Some(GeometryAdapter::load(parameters, config)?),
                 false => None,
             },
-            blocks: (0..config.num_layers).map(|i| Block::load(parameters, i, config)).collect::<Result<_>>()?,
+            blocks: (0..config.num_layers).map(|i| block(parameters, i, config)).collect::<Result<_>>()?,
             head_modulation: parameters.get("head.modulation")?.clone(),
             head: Linear::load(parameters, "head.head")?,
-            action_decoder: Mlp::load(parameters, "action_decoder")?,
-            proprio_decoder: Mlp::load(parameters, "proprio_decoder")?,
+            action_decoder: Mlp::load(parameters, "action_decoder", MLP)?,
+            proprio_decoder: Mlp::load(parameters, "proprio_decoder", MLP)?,
         })
     }
+}
 
-    /// The whole forward pass.
-    pub fn forward(&self, input: &XwamInput) -> Result<XwamOutput> {
-        let layout = self.layout(input)?;
-        let (mut x, conditioning) = self.front(input, &layout)?;
-        for layer in 0..self.blocks.len() {
-            x = self.block(layer, &x, &conditioning, &layout)?;
-        }
-        self.back(&x, &conditioning, &layout)
-    }
+/// The block of a layer, with the geometry branch on its input if this layer carries one.
+fn block(parameters: &Parameters, layer: usize, config: &ModelConfig) -> Result<Block> {
+    let branch = config.geometry.enabled && config.geometry.layers.contains(&layer);
+    let geometry = if branch { Some(GeometryInsertion::load(parameters, layer, config)?) } else { None };
+    Block::load(parameters, layer, &BLOCK, geometry, config.num_heads, config.eps)
+}
+
+impl Transformer for XwamModel {
+    type Input = XwamInput;
+    type Layout = Layout;
+    type Output = XwamOutput;
 
     /// Positions and row map of this batch.
-    pub fn layout(&self, input: &XwamInput) -> Result<Layout> {
+    fn layout(&self, input: &XwamInput) -> Result<Layout> {
         Layout::new(&self.config, input)
     }
 
-    /// Number of trunk blocks.
-    pub fn depth(&self) -> usize {
+    fn depth(&self) -> usize {
         self.blocks.len()
     }
 
     /// Embedders: the joint sequence [B, L, D] and what the blocks read beside it.
-    pub fn front(&self, input: &XwamInput, layout: &Layout) -> Result<(Tensor, Conditioning)> {
+    fn front(&self, input: &XwamInput, layout: &Layout) -> Result<(Tensor, Conditioning)> {
         let dtype = self.view_embedding.dtype();
         let video = self.patchify(&input.latent, layout)?;
         let action = self.action_encoder.forward(&input.action)?;
@@ -180,13 +192,13 @@ impl XwamModel {
             .flatten()
             .copied()
             .collect();
-        if timesteps.len() != batch * layout.rows.count {
-            candle_core::bail!("{} timesteps for {batch} x {} rows", timesteps.len(), layout.rows.count);
+        if timesteps.len() != batch * layout.placement.rows.count {
+            candle_core::bail!("{} timesteps for {batch} x {} rows", timesteps.len(), layout.placement.rows.count);
         }
         let embedded = sinusoid(&timesteps, self.config.freq_dim, dtype, x.device())?;
         let e = self.time_embedding[1].forward(&self.time_embedding[0].forward(&embedded)?.silu()?)?;
         let e0 = self.time_projection.forward(&e.silu()?)?;
-        let (rows, width) = (layout.rows.count, self.config.dim);
+        let (rows, width) = (layout.placement.rows.count, self.config.dim);
         let geometry = match (&self.geometry, &input.geometry) {
             (None, _) => None,
             (Some(adapter), Some(tokens)) => Some(adapter.forward(tokens)?),
@@ -201,13 +213,13 @@ impl XwamModel {
         Ok((x, conditioning))
     }
 
-    /// One trunk block, x [B, L, D] -> [B, L, D].
-    pub fn block(&self, layer: usize, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<Tensor> {
-        self.blocks[layer].forward(x, conditioning, &layout.table, &layout.rows, layout.video_tokens())
+    /// x [B, L, D] -> [B, L, D].
+    fn block(&self, layer: usize, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<Tensor> {
+        self.blocks[layer].forward(x, conditioning, &layout.placement)
     }
 
     /// Heads: video through LN and modulation by `e`; actions and proprios by an MLP on x itself.
-    pub fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<XwamOutput> {
+    fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<XwamOutput> {
         let (batch, _, width) = x.dims3()?;
         let video_tokens = layout.video_tokens();
         let modulation = conditioning
@@ -216,7 +228,7 @@ impl XwamModel {
             .unsqueeze(2)?
             .broadcast_add(&self.head_modulation.reshape((1, 1, 2, width))?)?;
         let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
-        let rows = Rows::new(layout.rows.of_token[..video_tokens].to_vec(), layout.frames);
+        let rows = Rows::new(layout.placement.rows.of_token[..video_tokens].to_vec(), layout.frames);
         let video = x.narrow(1, 0, video_tokens)?.contiguous()?;
         let normed = norm_modulate(&video, &part(0)?, &part(1)?, &rows, self.config.eps)?;
         let action = x.narrow(1, video_tokens, layout.actions)?;
@@ -228,6 +240,12 @@ impl XwamModel {
         })
     }
 
+    fn detach(output: &XwamOutput) -> XwamOutput {
+        XwamOutput { video: output.video.detach(), action: output.action.detach(), proprio: output.proprio.detach() }
+    }
+}
+
+impl XwamModel {
     /// [B, C, T, V, H, W] -> tokens [B, N, D]; a patch enters in the order (channel, dy, dx).
     fn patchify(&self, latent: &Tensor, layout: &Layout) -> Result<Tensor> {
         let (batch, channels, width) = (latent.dim(0)?, latent.dim(1)?, self.config.dim);

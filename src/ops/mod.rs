@@ -8,20 +8,24 @@
 //! Kernels are generic over f32 and f64. Half-precision inputs compute in f32 and return in the incoming dtype. Row
 //! loops run on rayon's pool; every reduction has a fixed order, so results do not depend on the number of threads.
 
+mod attention_plan;
 mod bias;
 mod gated_residual;
 mod gelu;
 mod norm;
+mod planned_attention;
 pub mod reference;
 mod rms_norm;
 mod rope;
 mod rows;
 mod softmax;
 
+pub use attention_plan::{AttentionPlan, Group};
 pub use bias::linear;
 pub use gated_residual::gated_residual;
 pub use gelu::gelu_tanh;
 pub use norm::{layer_norm, layer_norm_affine, norm_modulate};
+pub use planned_attention::planned_attention;
 pub use rms_norm::rms_norm;
 pub use rope::{RopeTable, rope};
 pub use rows::Rows;

@@ -1,8 +1,9 @@
 //! The same ops composed from candle's differentiable primitives: slower, obviously right, the oracle of every fused
 //! kernel on any device.
 
-use super::{RopeTable, Rows};
+use super::{AttentionPlan, RopeTable, Rows};
 use candle_core::{D, Result, Tensor};
+use std::sync::Arc;
 
 /// LN(x) over the last dimension, without affine.
 pub fn layer_norm(x: &Tensor, eps: f64) -> Result<Tensor> {
@@ -42,6 +43,39 @@ pub fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
 /// Softmax over the last dimension.
 pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
     candle_nn::ops::softmax(x, D::Minus1)
+}
+
+/// softmax(q k^T / sqrt(d) + bias) v, every pair computed and those outside the plan masked.
+pub fn planned_attention(
+    q_ld: &Tensor,
+    k_sd: &Tensor,
+    v_sd: &Tensor,
+    heads: usize,
+    plan: &Arc<AttentionPlan>,
+) -> Result<Tensor> {
+    let (queries, width) = q_ld.dims2()?;
+    let keys = k_sd.dim(0)?;
+    // A row of -inf alone would be NaN, so a query that sees nothing sees everything and its output is dropped.
+    let (mut mask, mut seeing) = (vec![f32::NEG_INFINITY; queries * keys], vec![0f32; queries]);
+    for group in plan.groups().iter().filter(|group| group.key_count() > 0) {
+        for query in group.queries.clone() {
+            seeing[query as usize] = 1.0;
+            for key in group.intervals().flatten() {
+                mask[query as usize * keys + key] = plan.key_bias().map_or(0.0, |bias| bias[key]);
+            }
+        }
+    }
+    for (query, _) in seeing.iter().enumerate().filter(|(_, seeing)| **seeing == 0.0) {
+        mask[query * keys..(query + 1) * keys].fill(0.0);
+    }
+    let constant = |values, shape: &[usize]| Tensor::from_vec(values, shape, q_ld.device())?.to_dtype(q_ld.dtype());
+    let (mask, seeing) = (constant(mask, &[queries, keys])?, constant(seeing, &[queries, 1])?);
+    let head_dim = width / heads;
+    let split = |x: &Tensor| x.reshape((x.dim(0)?, heads, head_dim))?.transpose(0, 1)?.contiguous();
+    let (q, k, v) = (split(&(q_ld / (head_dim as f64).sqrt())?)?, split(k_sd)?, split(v_sd)?);
+    let scores = q.matmul(&k.transpose(1, 2)?.contiguous()?)?.broadcast_add(&mask)?;
+    let out = softmax_last_dim(&scores)?.matmul(&v)?;
+    out.transpose(0, 1)?.contiguous()?.reshape((queries, width))?.broadcast_mul(&seeing)
 }
 
 /// Rotates adjacent pairs of every head.

@@ -1,6 +1,6 @@
 //! Rotary position embedding on adjacent pairs (2i, 2i+1), three axes (time, height, width).
 //!
-//! A head of d real dims is split d - 4 (d/6) | 2 (d/6) | 2 (d/6) for X-WAM; pair i of an axis with n real dims turns by
+//! A head of d real dims is split d - 4 (d/6) | 2 (d/6) | 2 (d/6) for X-WAM, d - 2 (d/3) | d/3 | d/3 for LingBot-VA; pair i of an axis with n real dims turns by
 //! position x 10000^(-2i/n). Angles are computed in f64 and rounded to f32, as the public code does.
 
 use super::{Element, dispatch, in_float, slice, storage, values};
@@ -34,6 +34,12 @@ impl RopeTable {
     /// X-WAM's split of a head of `head_dim` real dims.
     pub fn xwam_axes(head_dim: usize) -> [usize; 3] {
         let plane = 2 * (head_dim / 6);
+        [head_dim - 2 * plane, plane, plane]
+    }
+
+    /// LingBot-VA's split: two thirds, rounded down each, for the plane.
+    pub fn lingbot_axes(head_dim: usize) -> [usize; 3] {
+        let plane = head_dim / 3;
         [head_dim - 2 * plane, plane, plane]
     }
 

@@ -125,6 +125,26 @@ pub struct StepEvent {
     /// Norm of the geometry branch's output projections; absent without a branch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch_norm: Option<f64>,
+    /// How the episodes of the step were packed; absent for clips of one length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packing: Option<PackingStep>,
+}
+
+/// How the episodes of one optimizer step were packed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PackingStep {
+    /// Sequences of the step, over all ranks.
+    pub micro_steps: u64,
+    /// Different sequence lengths since the attempt began: each is a shape that a compiler would compile.
+    pub distinct_shapes: u64,
+    /// Shares of the tokens processed, 0..=1: padded frames, and rows that fill up an alignment.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub frame_padding: f64,
+    #[serde(deserialize_with = "nan_if_null")]
+    pub alignment_padding: f64,
+    /// Largest over mean estimated cost of the ranks: 1 is perfect balance.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub rank_imbalance: f64,
 }
 
 /// Memory in use, and what was measured.

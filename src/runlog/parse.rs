@@ -49,6 +49,16 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
     if scan.literal(b",\"branch_norm\":").is_some() {
         scan.skip_number()?;
     }
+    if scan.literal(b",\"packing\":{\"micro_steps\":").is_some() {
+        scan.integer()?;
+        scan.literal(b",\"distinct_shapes\":")?;
+        scan.integer()?;
+        for key in [&b",\"frame_padding\":"[..], b",\"alignment_padding\":", b",\"rank_imbalance\":"] {
+            scan.literal(key)?;
+            scan.skip_number()?;
+        }
+        scan.literal(b"}")?;
+    }
     scan.literal(b"}\n")?;
     Some((StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste }, scan.at))
 }
@@ -173,7 +183,7 @@ pub(super) fn any_line(bytes: &[u8]) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runlog::{Event, Level, Memory, MemoryKind, StepEvent};
+    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent};
     use proptest::prelude::*;
 
     prop_compose! {
@@ -182,6 +192,7 @@ mod tests {
             counts in prop::array::uniform5(any::<u64>()),
             gpu in any::<bool>(),
             branch_norm in prop::option::of(-1e9..1e9f64),
+            packing in prop::option::of((any::<[u64; 2]>(), any::<[f64; 3]>())),
         ) -> StepEvent {
             StepEvent {
                 step: counts[0],
@@ -202,6 +213,13 @@ mod tests {
                     total_bytes: counts[4],
                 },
                 branch_norm,
+                packing: packing.map(|(counts, numbers)| PackingStep {
+                    micro_steps: counts[0],
+                    distinct_shapes: counts[1],
+                    frame_padding: numbers[0],
+                    alignment_padding: numbers[1],
+                    rank_imbalance: numbers[2],
+                }),
             }
         }
     }

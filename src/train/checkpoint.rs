@@ -3,7 +3,7 @@
 //! The bytes are a function of the training state alone (no times, no host), so two equal runs write equal files.
 
 use super::optimizer::AdamW;
-use crate::config::Recipe;
+use crate::config::TrainConfig;
 use crate::model::Parameters;
 use crate::runlog::Checkpoint;
 use crate::{Error, Result};
@@ -39,15 +39,19 @@ pub fn write(folder: &Path, parameters: &Parameters, optimizer: &AdamW, state: &
     write_bytes(&folder.join(TRAINER), &text)
 }
 
-/// Reads a complete checkpoint back into parameters, optimizer and position.
-pub fn read(checkpoint: &Checkpoint, recipe: &Recipe) -> Result<(Parameters, AdamW, TrainerState)> {
-    let weights = load(&checkpoint.path.join(WEIGHTS))?;
-    let parameters = Parameters::from_tensors(&recipe.model, weights)?;
+/// Reads a complete checkpoint back into parameters, optimizer and position. `bind` turns its tensors into the model's
+/// parameters.
+pub fn read(
+    checkpoint: &Checkpoint,
+    train: &TrainConfig,
+    bind: impl FnOnce(BTreeMap<String, Tensor>) -> Result<Parameters>,
+) -> Result<(Parameters, AdamW, TrainerState)> {
+    let parameters = bind(load(&checkpoint.path.join(WEIGHTS))?)?;
     let optimizer = AdamW::from_tensors(&parameters, &load(&checkpoint.path.join(OPTIMIZER))?)?;
     let path = checkpoint.path.join(TRAINER);
     let text = std::fs::read(&path).map_err(|error| unreadable(&path, &error))?;
     let state: TrainerState = serde_json::from_slice(&text).map_err(|error| unreadable(&path, &error))?;
-    if state.step != checkpoint.step || state.seed != recipe.train.seed {
+    if state.step != checkpoint.step || state.seed != train.seed {
         let what = format!("the checkpoint is of step {}, seed {}", state.step, state.seed);
         return Err(Error::refused("checkpoint_mismatch", what).at(&path));
     }

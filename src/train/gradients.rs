@@ -4,8 +4,8 @@
 //! and the cotangent is pulled through it alone (a segmented vector-Jacobian product). Boundaries are `Var`s, because
 //! candle prunes everything that leads to no variable.
 
-use crate::model::{Conditioning, Parameters, XwamInput, XwamModel, XwamOutput};
-use crate::train::flow::Losses;
+use super::Losses;
+use crate::model::{Conditioning, Parameters, Transformer};
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor, Var};
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 pub type Gradients = BTreeMap<String, Tensor>;
 
 /// One forward and backward pass: outputs and losses (detached) and the gradients of `losses.total`.
-pub fn forward_backward(
-    model: &XwamModel,
+pub fn forward_backward<M: Transformer>(
+    model: &M,
     parameters: &Parameters,
-    input: &XwamInput,
+    input: &M::Input,
     recompute: bool,
-    loss: impl Fn(&XwamOutput) -> Result<Losses>,
-) -> Result<(XwamOutput, Losses, Gradients)> {
+    loss: impl Fn(&M::Output) -> Result<Losses>,
+) -> Result<(M::Output, Losses, Gradients)> {
     let mut gradients = Gradients::new();
     let (output, losses) = if recompute {
         recomputed(model, parameters, input, &loss, &mut gradients)?
@@ -30,24 +30,16 @@ pub fn forward_backward(
         collect(parameters, &losses.total.backward()?, &mut gradients)?;
         (output, losses)
     };
-    let output =
-        XwamOutput { video: output.video.detach(), action: output.action.detach(), proprio: output.proprio.detach() };
-    let losses = Losses {
-        video: losses.video.detach(),
-        action: losses.action.detach(),
-        proprio: losses.proprio.detach(),
-        total: losses.total.detach(),
-    };
-    Ok((output, losses, gradients))
+    Ok((M::detach(&output), losses.detach(), gradients))
 }
 
-fn recomputed(
-    model: &XwamModel,
+fn recomputed<M: Transformer>(
+    model: &M,
     parameters: &Parameters,
-    input: &XwamInput,
-    loss: &impl Fn(&XwamOutput) -> Result<Losses>,
+    input: &M::Input,
+    loss: &impl Fn(&M::Output) -> Result<Losses>,
     gradients: &mut Gradients,
-) -> Result<(XwamOutput, Losses)> {
+) -> Result<(M::Output, Losses)> {
     let layout = model.layout(input)?;
     let (front_x, front_conditioning) = model.front(input, &layout)?;
     let shared: Vec<Var> = front_conditioning

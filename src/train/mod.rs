@@ -1,13 +1,20 @@
 //! Training: batch -> loss -> gradients -> update, and the worker process around it.
+//!
+//! [`worker`] is the loop; `task` is what it asks of a model family, answered by [`xwam`] and [`lingbot`].
 
-pub mod batches;
 mod checkpoint;
-pub mod flow;
 pub mod golden;
 pub mod gradients;
+pub mod lingbot;
+mod loader;
+mod losses;
+mod measure;
 mod memory;
 pub mod optimizer;
 pub mod schedule;
 pub mod stop;
-mod validation;
+mod task;
 pub mod worker;
+pub mod xwam;
+
+pub use losses::Losses;

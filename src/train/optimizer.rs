@@ -1,6 +1,7 @@
 //! AdamW with fp32 master weights and moments, global-norm clipping, gradient accumulation in fp32.
 //!
-//! Decoupled weight decay on every parameter (X-WAM trains one group, norms and biases included):
+//! Decoupled weight decay on every trained parameter (one group, norms and biases included; what no output depends on
+//! is left as it is):
 //! p <- p (1 - lr wd) - lr m^ / (sqrt(v^) + eps), with bias-corrected moments.
 
 use crate::config::TrainConfig;
@@ -63,7 +64,7 @@ impl AdamW {
     /// Zero moments around the present weights.
     pub fn new(parameters: &Parameters) -> Result<Self> {
         let slots = parameters
-            .iter()
+            .trained()
             .map(|(name, variable)| {
                 let master: Vec<f32> = variable.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
                 let zeros = vec![0.0; master.len()];
@@ -97,7 +98,7 @@ impl AdamW {
         let rate = (lr / correction1) as f32;
         let root_correction = (1.0 / correction2.sqrt()) as f32;
 
-        for (name, variable) in parameters.iter() {
+        for (name, variable) in parameters.trained() {
             let (Some(slot), Some(gradient)) = (self.slots.get_mut(name), gradients.sums.get(name)) else {
                 return Err(Error::crash(format!("no gradient reached {name} at step {step}")));
             };
@@ -134,7 +135,7 @@ impl AdamW {
     /// Back from a checkpoint's tensors; the error names the first that is missing or of another size.
     pub fn from_tensors(parameters: &Parameters, tensors: &BTreeMap<String, Tensor>) -> Result<Self> {
         let mut slots = BTreeMap::new();
-        for (name, variable) in parameters.iter() {
+        for (name, variable) in parameters.trained() {
             let part = |part: &str| -> Result<Vec<f32>> {
                 let key = format!("{part}.{name}");
                 match tensors.get(&key) {

@@ -4,29 +4,29 @@
 //! last complete step is written, and the attempt ends as `stopped` (exit 75). Whatever ends the attempt, its outcome
 //! is on disk before the process leaves, unless the process is killed.
 
-use super::batches::{ClipStore, Loader};
 use super::checkpoint::{self, TrainerState};
-use super::flow::losses;
-use super::gradients::forward_backward;
-use super::optimizer::{AdamW, GradientSum};
+use super::lingbot::{EpisodeStore, LingbotTask};
+use super::measure::averages;
+use super::memory;
+use super::optimizer::AdamW;
 use super::schedule::learning_rate;
 use super::stop::StopFlag;
-use super::validation::{Point, Validator, averages, validation_clips};
-use super::{batches, memory};
-use crate::codec::{self, Extent, LatentCache};
-use crate::config::Recipe;
-use crate::data::{Dataset, TextTable, sha256_hex};
-use crate::model::{Parameters, XwamModel};
+use super::task::{Point, Task, scalar};
+use super::xwam::XwamTask;
+use super::xwam::batches::ClipStore;
+use crate::codec::{self, Extent, LatentCache, LatentCodec};
+use crate::config::{CodecConfig, LatentSource, LingbotRecipe, Recipe, TrainConfig, XwamRecipe};
+use crate::data::{Dataset, EpisodeSet, TextTable, sha256_hex};
+use crate::model::{self, Parameters};
 use crate::runlog::{
     Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
 };
 use crate::{Error, Exit, Result};
-use candle_core::{Device, Tensor};
 use crossbeam_channel::RecvTimeoutError;
 use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Between two reports of progress, and between two looks for a stop meanwhile.
@@ -67,13 +67,10 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
         NewAttempt {
             arm: spec.arm.clone(),
             start_step,
-            total_steps: recipe.train.steps,
-            save_every: recipe.train.save_every,
-            validate_every: recipe.validation.every,
-            parameters: crate::model::parameter_specs(&recipe.model)
-                .iter()
-                .map(|spec| spec.shape.iter().product::<usize>() as u64)
-                .sum(),
+            total_steps: recipe.train().steps,
+            save_every: recipe.train().save_every,
+            validate_every: recipe.validate_every(),
+            parameters: model::count(recipe).total(),
             device: "cpu".into(),
             threads: rayon::current_num_threads(),
             command_line: spec.command_line.clone(),
@@ -103,7 +100,7 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
         other => other,
     };
     let (outcome, exit, reason) = match &result {
-        Ok(Ended::Finished) => (Outcome::Finished, Exit::Done, format!("all {} steps done", recipe.train.steps)),
+        Ok(Ended::Finished) => (Outcome::Finished, Exit::Done, format!("all {} steps done", recipe.train().steps)),
         Ok(Ended::Stopped(by)) => (Outcome::Stopped, Exit::Stopped, format!("stopped by {by} with a checkpoint")),
         Ok(Ended::StoppedEarly(by)) if start_step == 0 => {
             let reason = format!("stopped by {by} before the first step; nothing to save yet, start again");
@@ -176,11 +173,11 @@ fn train(
     completed: &mut u64,
 ) -> Result<Ended> {
     let recipe = &spec.recipe;
-    let clips = Arc::new(open_clips(spec, stop, journal)?);
+    let mut task = open(spec, stop, journal)?;
 
-    journal.phase(Phase::BuildingModel, 0, 1)?;
-    let initial = Parameters::initialise(&recipe.model, recipe.train.seed, &Device::Cpu)?;
-    let identity = identity(spec, stop, &clips, &initial, journal)?;
+    let (initial, provenance) =
+        with_progress(journal, stop, Phase::BuildingModel, |progress| task.initialise(progress))?;
+    let identity = identity(spec, stop, task.as_ref(), &initial, provenance, journal)?;
     journal.writer.bind_identity(&identity)?;
     let (parameters, mut optimizer) = match &from {
         None => {
@@ -189,22 +186,23 @@ fn train(
         }
         Some(checkpoint) => {
             journal.phase(Phase::Resuming, 0, 1)?;
-            let (parameters, optimizer, state) = checkpoint::read(checkpoint, recipe)?;
+            let read = checkpoint::read(checkpoint, recipe.train(), |weights| task.from_checkpoint(weights))?;
+            let (parameters, optimizer, state) = read;
             journal.message(Level::Info, format!("resumed from the checkpoint of step {}", state.step))?;
             (parameters, optimizer)
         }
     };
-    let model = XwamModel::new(&recipe.model, &parameters)?;
+    task.bind(&parameters)?;
 
-    if let Some(by) = fill_cache(spec, stop, journal, &clips)? {
+    if let Some(by) = fill_cache(spec, stop, journal, task.as_ref())? {
         return stopped(by, journal, recipe, &parameters, &optimizer, *completed);
     }
-    let validator = Validator::new(&clips, recipe, &mut |done, total| {
+    task.prepare_validation(&mut |done, total| {
         journal.go_on(stop)?;
         journal.phase(Phase::Validating, done, total)
     })?;
 
-    let mut loader = None;
+    let train = recipe.train();
     loop {
         let step = *completed;
         if validation_due(recipe, step)
@@ -213,7 +211,7 @@ fn train(
             // Measured by an earlier attempt, which may have died before it could say so in its log.
             journal.emit(Event::Validation(averages(step, &clips, f64::NAN)))?;
         } else if validation_due(recipe, step) {
-            match validate(&validator, &clips, &model, recipe, step, journal, stop)? {
+            match validate(task.as_mut(), step, journal, stop)? {
                 Some(mean) => journal.emit(Event::Validation(mean))?,
                 None => {
                     let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
@@ -221,34 +219,39 @@ fn train(
                 }
             }
         }
-        if step > 0 && (step.is_multiple_of(recipe.train.save_every) || step == recipe.train.steps) {
+        if step > 0 && (step.is_multiple_of(train.save_every) || step == train.steps) {
             save(journal, recipe, &parameters, &optimizer, step)?;
         }
-        if step >= recipe.train.steps {
+        if step >= train.steps {
             return Ok(Ended::Finished);
         }
         if spec.stop_after.is_some_and(|last| step >= last) {
             return stopped(format!("--stop-after {step}"), journal, recipe, &parameters, &optimizer, step);
         }
-        let loader = match &mut loader {
-            Some(loader) => loader,
-            None => loader.insert(Loader::start(Arc::clone(&clips), recipe.clone(), step + 1)?),
-        };
-        match optimizer_step(&model, &parameters, &mut optimizer, recipe, loader, step + 1, || {
-            journal.stop_requested(stop)
-        })? {
-            StepResult::Done(event) => {
+        let interrupted = || journal.stop_requested(stop).is_some();
+        match optimizer_step(task.as_mut(), &parameters, &mut optimizer, train, step + 1, &interrupted)? {
+            Some(event) => {
                 journal.emit(Event::Step(event))?;
                 *completed = step + 1;
             }
-            StepResult::Interrupted(by) => return stopped(by, journal, recipe, &parameters, &optimizer, step),
+            None => {
+                let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
+                return stopped(by, journal, recipe, &parameters, &optimizer, step);
+            }
         }
     }
 }
 
+/// The family's part of the run, its data opened.
+fn open(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<Box<dyn Task>> {
+    match &spec.recipe {
+        Recipe::Xwam(recipe) => Ok(Box::new(XwamTask::new(recipe, open_clips(recipe, spec, stop, journal)?))),
+        Recipe::Lingbot(recipe) => Ok(Box::new(LingbotTask::new(recipe, open_episodes(recipe, spec, stop, journal)?)?)),
+    }
+}
+
 /// Dataset, codec, text and cache, with their progress in the log.
-fn open_clips(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<ClipStore> {
-    let recipe = &spec.recipe;
+fn open_clips(recipe: &XwamRecipe, spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<ClipStore> {
     journal.phase(Phase::LoadingData, 0, 1)?;
     let dataset = Dataset::open(&recipe.data, &recipe.model)?;
     let text = TextTable::new(&recipe.text, recipe.model.text_len, recipe.model.text_dim, &dataset.prompts())?;
@@ -260,6 +263,33 @@ fn open_clips(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> 
     let extent = Extent { frames: recipe.data.frames, height, width }.latent()?;
     let cache = LatentCache::open(&spec.cache)?;
     Ok(ClipStore { dataset, codec, cache, text, extent })
+}
+
+/// Episodes, codec and cache, with their progress in the log.
+fn open_episodes(
+    recipe: &LingbotRecipe,
+    spec: &WorkerSpec,
+    stop: &StopFlag,
+    journal: &mut Journal<'_>,
+) -> Result<EpisodeStore> {
+    journal.phase(Phase::LoadingData, 0, 1)?;
+    let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
+    for left_out in set.excluded() {
+        journal.message(Level::Warning, left_out.to_string())?;
+    }
+    let codec: Option<Box<dyn LatentCodec>> = match (&recipe.codec, recipe.data.latents) {
+        // Published latents are the VAE's: what trains on them does not need to decode them.
+        (CodecConfig::WanVae { .. }, LatentSource::Official) => {
+            let text = "the Wan2.2 VAE cannot be run by this version: validation measures latents, not pictures";
+            journal.message(Level::Warning, text)?;
+            None
+        }
+        (config, _) => {
+            with_progress(journal, stop, Phase::LoadingData, |progress| set.training_key(progress))?;
+            Some(with_progress(journal, stop, Phase::FittingCodec, |progress| codec::open(config, &set, progress))?)
+        }
+    };
+    Ok(EpisodeStore { set, codec, cache: LatentCache::open(&spec.cache)? })
 }
 
 /// Runs `work` on another thread and records its progress from this one, at most a few times a second. A stop ends the
@@ -301,22 +331,21 @@ fn with_progress<T: Send>(
     })
 }
 
-/// Encodes every clip that the cache lacks. Returns who asked to stop, if anybody did meanwhile.
+/// Encodes every sample that the cache lacks. Returns who asked to stop, if anybody did meanwhile.
 fn fill_cache(
     spec: &WorkerSpec,
     stop: &StopFlag,
     journal: &mut Journal<'_>,
-    clips: &ClipStore,
+    task: &dyn Task,
 ) -> Result<Option<String>> {
-    let measured = validation_clips(clips.dataset.validation(), spec.recipe.validation.clips);
     let mut missing = Vec::new();
-    for clip in measured.iter().chain(clips.dataset.train()) {
-        // The first look at a clip of an episode hashes its videos.
+    for sample in 0..task.samples() {
+        // The first look at a sample of an episode hashes its videos.
         if let Some(by) = journal.stop_requested(stop) {
             return Ok(Some(by));
         }
-        if !clips.is_cached(clip)? {
-            missing.push(*clip);
+        if !task.is_cached(sample)? {
+            missing.push(sample);
         }
     }
     let (index, count) = spec.arm_index;
@@ -330,9 +359,9 @@ fn fill_cache(
             journal.phase(Phase::CachingLatents, done as u64, missing.len() as u64)?;
             reported = Instant::now();
         }
-        let clip = &missing[(first + done) % missing.len()];
-        if !clips.is_cached(clip)? {
-            clips.encoded(clip)?;
+        let sample = missing[(first + done) % missing.len()];
+        if !task.is_cached(sample)? {
+            task.cache(sample)?;
         }
     }
     Ok(None)
@@ -342,43 +371,36 @@ fn fill_cache(
 fn identity(
     spec: &WorkerSpec,
     stop: &StopFlag,
-    clips: &ClipStore,
+    task: &dyn Task,
     initial: &Parameters,
+    provenance: Option<serde_json::Value>,
     journal: &mut Journal<'_>,
 ) -> Result<serde_json::Value> {
-    let data = with_progress(journal, stop, Phase::LoadingData, |progress| clips.dataset.identity(progress))?;
-    let names = |list: &[crate::data::ClipId]| list.iter().map(|clip| format!("{clip}\n")).collect::<String>();
-    let measured = validation_clips(clips.dataset.validation(), spec.recipe.validation.clips);
-    let (height, width) = clips.dataset.picture_size();
+    let parts = with_progress(journal, stop, Phase::LoadingData, |progress| task.identity(progress))?;
     let mut weights = Vec::new();
     for (name, variable) in initial.iter().filter(|(name, _)| !name.starts_with("geometry.")) {
         weights.extend_from_slice(name.as_bytes());
         let values: Vec<f32> = variable.flatten_all()?.to_vec1()?;
         weights.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
-    Ok(json!({
-        "experiment": spec.experiment,
-        "arm": spec.arm,
-        "data": data,
-        "training_clips": sha256_hex(names(clips.dataset.train()).as_bytes()),
-        "validation_clips": sha256_hex(names(&measured).as_bytes()),
-        "codec": clips.codec.hash(),
-        "text": clips.text.hash(),
-        "initial_shared_weights": sha256_hex(&weights),
-        "lpips": crate::eval::Lpips::new()?.identity(height, width),
-    }))
+    let mut identity = serde_json::Map::new();
+    identity.insert("experiment".into(), spec.experiment.clone().into());
+    identity.insert("arm".into(), spec.arm.clone().into());
+    identity.extend(parts);
+    identity.insert("initial_shared_weights".into(), sha256_hex(&weights).into());
+    if let Some(provenance) = provenance {
+        identity.insert("weights".into(), provenance);
+    }
+    Ok(identity.into())
 }
 
 /// Step 0, every `validation.every` steps, and the last step.
 pub fn validation_due(recipe: &Recipe, step: u64) -> bool {
-    step.is_multiple_of(recipe.validation.every) || step == recipe.train.steps
+    step.is_multiple_of(recipe.validate_every()) || step == recipe.train().steps
 }
 
 fn validate(
-    validator: &Validator,
-    clips: &ClipStore,
-    model: &XwamModel,
-    recipe: &Recipe,
+    task: &mut dyn Task,
     step: u64,
     journal: &mut Journal<'_>,
     stop: &StopFlag,
@@ -390,77 +412,44 @@ fn validate(
         journal.phase(Phase::Validating, done, total)?;
         Ok(stop.requested().is_none() && watch.requested().is_none())
     };
-    match validator.measure(clips, model, recipe, step, &strips, &mut go_on)? {
-        Point::Complete { clips, mean } => {
-            journal.writer.write_clip_metrics(step, &clips)?;
-            Ok(Some(mean))
-        }
-        Point::Interrupted => Ok(None),
-    }
+    let Some(Point { clips, mean }) = task.measure(step, &strips, &mut go_on)? else { return Ok(None) };
+    journal.writer.write_clip_metrics(step, &clips)?;
+    Ok(Some(mean))
 }
 
-enum StepResult {
-    Done(StepEvent),
-    Interrupted(String),
-}
-
+/// Gradients and update of the `step`-th step; `None` if it was interrupted and dropped.
 fn optimizer_step(
-    model: &XwamModel,
+    task: &mut dyn Task,
     parameters: &Parameters,
     optimizer: &mut AdamW,
-    recipe: &Recipe,
-    loader: &mut Loader,
+    train: &TrainConfig,
     step: u64,
-    stop_requested: impl Fn() -> Option<String>,
-) -> Result<StepResult> {
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Option<StepEvent>> {
     let started = Instant::now();
-    let train = &recipe.train;
-    let mut sum = GradientSum::default();
-    let mut means = [0.0f64; 4];
-    let (mut data_ms, mut tokens, mut padding_rows, mut text_rows) = (0.0, 0, 0, 0);
-    for _ in 0..train.accumulate {
-        if let Some(by) = stop_requested() {
-            return Ok(StepResult::Interrupted(by));
-        }
-        let waited = Instant::now();
-        let batches::Batch { input, targets, padding_rows: padding } = loader.next_batch()?;
-        data_ms += waited.elapsed().as_secs_f64() * 1e3;
-        tokens += model.layout(&input)?.tokens() * train.batch_size;
-        text_rows += recipe.model.text_len * train.batch_size;
-        padding_rows += padding;
-        let loss =
-            |output: &_| losses(output, &targets, recipe.flow.action_loss_weight, recipe.flow.proprio_loss_weight);
-        let (_, losses, gradients) = forward_backward(model, parameters, &input, train.recompute, loss)?;
-        sum.add(&gradients, 1.0 / train.accumulate as f32)?;
-        for (mean, part) in means.iter_mut().zip([&losses.total, &losses.video, &losses.action, &losses.proprio]) {
-            *mean += scalar(part)? / train.accumulate as f64;
-        }
-    }
-    if !means[0].is_finite() {
-        return Err(Error::crash(format!("the loss is {} at step {step}", means[0]))
+    let Some(parts) = task.gradients(parameters, step, interrupted)? else { return Ok(None) };
+    if !parts.loss.is_finite() {
+        return Err(Error::crash(format!("the loss is {} at step {step}", parts.loss))
             .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
     }
     let lr = learning_rate(train, step);
-    let grad_norm = optimizer.update(parameters, &sum, train, lr, step)?;
-    Ok(StepResult::Done(StepEvent {
+    let grad_norm = optimizer.update(parameters, &parts.gradients, train, lr, step)?;
+    Ok(Some(StepEvent {
         step,
-        loss: means[0],
-        loss_video: means[1],
-        loss_action: means[2],
-        loss_proprio: means[3],
+        loss: parts.loss,
+        loss_video: parts.loss_video,
+        loss_action: parts.loss_action,
+        loss_proprio: parts.loss_proprio,
         grad_norm,
         lr,
         step_ms: started.elapsed().as_secs_f64() * 1e3,
-        data_ms,
-        padding_waste: padding_rows as f64 / (tokens + text_rows) as f64,
-        tokens: tokens as u64,
+        data_ms: parts.data_ms,
+        padding_waste: parts.padding as f64 / (parts.tokens + parts.text_rows) as f64,
+        tokens: parts.tokens,
         memory: memory::resident(),
         branch_norm: branch_norm(parameters)?,
+        packing: parts.packing,
     }))
-}
-
-fn scalar(tensor: &Tensor) -> Result<f64> {
-    Ok(tensor.to_dtype(candle_core::DType::F64)?.to_scalar()?)
 }
 
 /// Norm over all output projections of the geometry branch: one that stays at zero is a null result of another kind.
@@ -488,10 +477,10 @@ fn save(
     }
     let started = Instant::now();
     journal.phase(Phase::Saving, 0, 1)?;
-    let samples_seen = step * (recipe.train.batch_size * recipe.train.accumulate) as u64;
-    let state = TrainerState { step, samples_seen, seed: recipe.train.seed };
+    let samples_seen = step * recipe.samples_per_step() as u64;
+    let state = TrainerState { step, samples_seen, seed: recipe.train().seed };
     let saved = store.publish(step, json!({}), |folder| checkpoint::write(folder, parameters, optimizer, &state))?;
-    store.prune(recipe.train.keep_last)?;
+    store.prune(recipe.train().keep_last)?;
     let ms = started.elapsed().as_secs_f64() * 1e3;
     journal.emit(Event::Checkpoint { step, bytes: saved.bytes(), ms })
 }

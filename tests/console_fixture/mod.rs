@@ -59,6 +59,7 @@ pub fn step_event(arm: u64, step: u64) -> StepEvent {
             total_bytes: 16_000_000_000,
         },
         branch_norm: None,
+        packing: None,
     }
 }
 

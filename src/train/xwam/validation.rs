@@ -5,13 +5,15 @@
 
 use super::batches::{ClipStore, EncodedClip};
 use crate::codec;
-use crate::config::Recipe;
+use crate::config::XwamRecipe;
 use crate::data::ClipId;
 use crate::eval::lpips::Features;
 use crate::eval::sample::{Condition, Prediction, sample};
 use crate::eval::{Lpips, pose_error, psnr, ssim, write_strip};
 use crate::model::XwamModel;
-use crate::runlog::{ClipMetrics, ValidationEvent};
+use crate::runlog::ClipMetrics;
+use crate::train::measure::{averages, mean, signed};
+use crate::train::task::{GoOn, Point};
 use crate::{Error, Result};
 use candle_core::{Device, Tensor};
 use std::path::Path;
@@ -38,12 +40,6 @@ pub struct Validator {
     position_scale_m: [f64; 3],
 }
 
-/// A finished point, or the clip before which a stop was asked.
-pub enum Point {
-    Complete { clips: Vec<ClipMetrics>, mean: ValidationEvent },
-    Interrupted,
-}
-
 /// Held-out clips to measure: `wanted` of them, spread evenly over the list.
 pub fn validation_clips(all: &[ClipId], wanted: usize) -> Vec<ClipId> {
     let count = wanted.min(all.len());
@@ -51,11 +47,10 @@ pub fn validation_clips(all: &[ClipId], wanted: usize) -> Vec<ClipId> {
 }
 
 impl Validator {
-    /// Reads the truth of every clip and measures the codec's ceiling; `progress(done, total)` after each.
-    pub fn new(store: &ClipStore, recipe: &Recipe, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<Self> {
+    /// Reads the truth of the clips and measures the codec's ceiling; `progress(done, total)` after each.
+    pub fn new(store: &ClipStore, clips: &[ClipId], progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<Self> {
         let lpips = Lpips::new()?;
         let wrist = store.dataset.wrist_view();
-        let clips = validation_clips(store.dataset.validation(), recipe.validation.clips);
         let mut truths = Vec::with_capacity(clips.len());
         for (done, clip) in clips.iter().enumerate() {
             progress(done as u64, clips.len() as u64)?;
@@ -79,16 +74,16 @@ impl Validator {
         &self,
         store: &ClipStore,
         model: &XwamModel,
-        recipe: &Recipe,
+        recipe: &XwamRecipe,
         step: u64,
         strips: &Path,
-        go_on: &mut dyn FnMut(u64, u64) -> Result<bool>,
-    ) -> Result<Point> {
+        go_on: GoOn<'_>,
+    ) -> Result<Option<Point>> {
         let started = Instant::now();
         let mut clips = Vec::with_capacity(self.truths.len());
         for batch in self.truths.chunks(BATCH) {
             if !go_on(clips.len() as u64, self.truths.len() as u64)? {
-                return Ok(Point::Interrupted);
+                return Ok(None);
             }
             let encoded: Vec<EncodedClip> = batch.iter().map(|truth| truth.encoded.clone()).collect();
             let clean = store.stack(&encoded, &vec![false; batch.len()], recipe)?;
@@ -112,7 +107,7 @@ impl Validator {
             }
         }
         let mean = averages(step, &clips, started.elapsed().as_secs_f64() * 1e3);
-        Ok(Point::Complete { clips, mean })
+        Ok(Some(Point { clips, mean }))
     }
 
     fn measure_clip(
@@ -161,31 +156,4 @@ fn unit_range(video: &[f32], frames: usize, height: usize, width: usize) -> Resu
     let video = Tensor::from_slice(video, (3, frames, height, width), &Device::Cpu)?;
     let moving = video.narrow(1, 1, frames - 1)?.transpose(0, 1)?.contiguous()?;
     Ok(((moving + 1.0)? * 0.5)?.clamp(0f32, 1f32)?)
-}
-
-/// [0, 1] -> [-1, 1], as LPIPS takes pictures.
-fn signed(frames: &Tensor) -> Result<Tensor> {
-    Ok(((frames * 2.0)? - 1.0)?)
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
-}
-
-/// Means over the clips of a point that took `ms`.
-pub fn averages(step: u64, clips: &[ClipMetrics], ms: f64) -> ValidationEvent {
-    let over = |pick: fn(&ClipMetrics) -> f64| mean(&clips.iter().map(pick).collect::<Vec<_>>());
-    ValidationEvent {
-        step,
-        clips: clips.len() as u64,
-        wrist_lpips: over(|clip| clip.wrist_lpips),
-        wrist_psnr: over(|clip| clip.wrist_psnr),
-        wrist_ssim: over(|clip| clip.wrist_ssim),
-        trans_l2_norm: over(|clip| clip.trans_l2_norm),
-        trans_l2_m: over(|clip| clip.trans_l2_m),
-        rot_deg: over(|clip| clip.rot_deg),
-        ceiling_lpips: over(|clip| clip.ceiling_lpips),
-        ceiling_psnr: over(|clip| clip.ceiling_psnr),
-        ms,
-    }
 }

@@ -1,16 +1,13 @@
-//! Batches as a pure function of (seed, step, micro-step), made ahead of the trainer on a thread of their own.
+//! Batches as a pure function of (seed, step, micro-step).
 
 use super::flow::{CleanBatch, Level, Noise, Targets, noised};
 use crate::codec::{self, Extent, LatentCache, LatentCodec};
-use crate::config::Recipe;
+use crate::config::XwamRecipe;
 use crate::data::{ClipId, ClipSample, Dataset, TextTable};
 use crate::model::XwamInput;
 use crate::random::{Draw, Purpose};
 use crate::{Error, Result};
 use candle_core::{Device, Tensor};
-use crossbeam_channel::{Receiver, bounded};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// A clip as the model sees it.
 #[derive(Clone, Debug)]
@@ -50,7 +47,7 @@ impl ClipStore {
     }
 
     /// Stacks encoded clips; the text of clip `i` is replaced by the empty prompt where `drop_text[i]`.
-    pub fn stack(&self, clips: &[EncodedClip], drop_text: &[bool], recipe: &Recipe) -> Result<CleanBatch> {
+    pub fn stack(&self, clips: &[EncodedClip], drop_text: &[bool], recipe: &XwamRecipe) -> Result<CleanBatch> {
         let model = &recipe.model;
         let batch = clips.len();
         let rows = |pick: fn(&ClipSample) -> &Vec<f32>, width: usize| -> Result<Tensor> {
@@ -110,7 +107,7 @@ pub fn clip_of_slot(clips: &[ClipId], seed: u64, slot: u64) -> ClipId {
 }
 
 /// Micro-step `micro` of optimizer step `step` (the first is 1).
-pub fn build(store: &ClipStore, recipe: &Recipe, step: u64, micro: usize) -> Result<Batch> {
+pub fn build(store: &ClipStore, recipe: &XwamRecipe, step: u64, micro: usize) -> Result<Batch> {
     let train = &recipe.train;
     let first = ((step - 1) * train.accumulate as u64 + micro as u64) * train.batch_size as u64;
     let (mut clips, mut levels, mut drop_text) = (Vec::new(), Vec::new(), Vec::new());
@@ -140,51 +137,4 @@ pub fn build(store: &ClipStore, recipe: &Recipe, step: u64, micro: usize) -> Res
         |(clip, &dropped): (&EncodedClip, &bool)| if dropped { 0 } else { store.text.tokens(&clip.sample.prompt) };
     let padding_rows = rows - clips.iter().zip(&drop_text).map(used).sum::<usize>();
     Ok(Batch { input, targets, padding_rows })
-}
-
-/// Batches from a step on, a few ahead of their use.
-pub struct Loader {
-    batches: Option<Receiver<Result<Batch>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// Micro-steps made ahead: enough to hide one slow clip, little enough to hold in memory.
-const AHEAD: usize = 3;
-
-impl Loader {
-    /// Starts with micro-step 0 of `first_step` and goes on to the last step of the recipe.
-    pub fn start(store: Arc<ClipStore>, recipe: Recipe, first_step: u64) -> Result<Self> {
-        let (sender, receiver) = bounded(AHEAD);
-        let thread = std::thread::Builder::new().name("loader".into()).spawn(move || {
-            for step in first_step..=recipe.train.steps {
-                for micro in 0..recipe.train.accumulate {
-                    let batch = build(&store, &recipe, step, micro);
-                    let failed = batch.is_err();
-                    if sender.send(batch).is_err() || failed {
-                        return;
-                    }
-                }
-            }
-        });
-        let thread = thread.map_err(|error| Error::crash(format!("cannot start the loader thread: {error}")))?;
-        Ok(Self { batches: Some(receiver), thread: Some(thread) })
-    }
-
-    /// The next batch in order.
-    pub fn next_batch(&mut self) -> Result<Batch> {
-        match self.batches.as_ref().map(Receiver::recv) {
-            Some(Ok(batch)) => batch,
-            _ => Err(Error::crash("the loader thread ended early; its panic message stands above")),
-        }
-    }
-}
-
-impl Drop for Loader {
-    fn drop(&mut self) {
-        // Closing the channel first lets a waiting loader see that nobody listens.
-        self.batches = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }

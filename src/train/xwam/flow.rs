@@ -6,6 +6,7 @@
 use crate::config::FlowConfig;
 use crate::model::{XwamInput, XwamOutput};
 use crate::random::Draw;
+use crate::train::Losses;
 use candle_core::{Result, Tensor};
 
 /// Clean quantities of a batch.
@@ -132,15 +133,6 @@ fn mix(clean: &Tensor, noise: &Tensor, t_b: &Tensor) -> Result<Tensor> {
     clean.broadcast_mul(&(1.0 - &t)?)? + noise.broadcast_mul(&t)?
 }
 
-/// The three losses and their weighted sum, scalars with gradient.
-#[derive(Clone, Debug)]
-pub struct Losses {
-    pub video: Tensor,
-    pub action: Tensor,
-    pub proprio: Tensor,
-    pub total: Tensor,
-}
-
 /// Masked MSE, sum / (mask sum + 1e-8) over the batch; latent frame 0 never counts.
 pub fn losses(output: &XwamOutput, targets: &Targets, action_weight: f64, proprio_weight: f64) -> Result<Losses> {
     let frames = output.video.dim(2)?;
@@ -154,5 +146,5 @@ pub fn losses(output: &XwamOutput, targets: &Targets, action_weight: f64, propri
     let action = masked(&output.action, &targets.action, &targets.action_mask)?;
     let proprio = masked(&output.proprio, &targets.proprio, &targets.proprio_mask)?;
     let total = ((&video + (&action * action_weight)?)? + (&proprio * proprio_weight)?)?;
-    Ok(Losses { video, action, proprio, total })
+    Ok(Losses { video, action, proprio: Some(proprio), total })
 }

@@ -1,0 +1,358 @@
+//! LingBot-VA: packed episodes, each as noisy and clean copies of its video and action tokens, on the shared trunk.
+//!
+//! Copies share embedders, positions and blocks, and differ in timestep and in what they see. Tokens are embedded in the
+//! public order (four segments, see [`Sequence`]), put into the plan's order for the trunk, and only the noisy ones are
+//! taken out again for the heads. Modulation rows: one a latent frame, copy and stream.
+
+use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight};
+use super::timestep::sinusoid_f32;
+use super::{Block, Conditioning, Parameters, Transformer};
+use crate::config::LingbotModelConfig;
+use crate::ops::{RopeTable, Rows, norm_modulate};
+use crate::pack::sequence::{FrameTokens, PackedEpisode, Sequence};
+use candle_core::{Result, Tensor};
+use std::sync::Arc;
+
+const TEXT: MlpNames = MlpNames { up: "linear_1", down: "linear_2" };
+const BLOCK: BlockNames = BlockNames {
+    modulation: "scale_shift_table",
+    self_attention: "attn1",
+    cross_attention: "attn2",
+    cross_norm: "norm2",
+    attention: AttentionNames { q: "to_q", k: "to_k", v: "to_v", o: "to_out.0" },
+    ffn: MlpNames { up: "net.0.proj", down: "net.2" },
+};
+
+/// One episode as it enters the model. F latent frames, n action tokens a frame.
+#[derive(Clone, Debug)]
+pub struct EpisodeInput {
+    /// [C, F, H, W]
+    pub noisy_video: Tensor,
+    /// [C, F, H, W], the history; noised too in some steps.
+    pub clean_video: Tensor,
+    /// [A, F, n]
+    pub noisy_action: Tensor,
+    pub clean_action: Tensor,
+    /// Timestep of each frame on the scale 0..1000, [F] each; the clean actions' is 0.
+    pub t_video: Vec<f64>,
+    pub t_history: Vec<f64>,
+    pub t_action: Vec<f64>,
+    /// Frames from here on are padding: computed, seen by nothing.
+    pub valid_frames: usize,
+    /// Latent frames of an attention chunk.
+    pub chunk: usize,
+    /// Reach of attention into the past, in half-chunks.
+    pub window: usize,
+    /// Index into [`LingbotInput::prompts`].
+    pub prompt: usize,
+}
+
+/// Episodes of equal grid and n that share one sequence.
+#[derive(Clone, Debug)]
+pub struct LingbotInput {
+    pub episodes: Vec<EpisodeInput>,
+    /// Text embeddings [r, text_dim] without the zero rows that fill the text slots.
+    pub prompts: Vec<Tensor>,
+    /// The sequence is padded to a multiple of this many tokens.
+    pub alignment: usize,
+}
+
+/// Predicted velocities (noise - data) of one episode's noisy copies.
+#[derive(Clone, Debug)]
+pub struct EpisodeOutput {
+    /// [C, F, H, W]
+    pub video: Tensor,
+    /// [A, F, n]
+    pub action: Tensor,
+}
+
+/// The packed sequence of a batch and the tables that follow from it.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    sequence: Arc<Sequence>,
+    /// Latent frames of each episode.
+    frames: Vec<usize>,
+    tokens: FrameTokens,
+    placement: Placement,
+}
+
+impl Layout {
+    fn new(config: &LingbotModelConfig, input: &LingbotInput) -> Result<Self> {
+        let Some(first) = input.episodes.first() else { candle_core::bail!("a packed batch needs an episode") };
+        let (_, _, height, width) = first.noisy_video.dims4()?;
+        let actions = first.noisy_action.dim(2)?;
+        let [patch_t, patch_h, patch_w] = config.patch_size;
+        if patch_t != 1 || height % patch_h != 0 || width % patch_w != 0 {
+            candle_core::bail!("patches of {:?} do not tile latents of {height} x {width}", config.patch_size);
+        }
+        let tokens = FrameTokens { grid: [height / patch_h, width / patch_w], actions };
+        let mut frames = Vec::with_capacity(input.episodes.len());
+        let mut packed = Vec::with_capacity(input.episodes.len());
+        for episode in &input.episodes {
+            let count = episode.check(config, [height, width], actions, input.prompts.len())?;
+            frames.push(count);
+            packed.push(PackedEpisode {
+                frames: count,
+                valid_frames: episode.valid_frames,
+                chunk: episode.chunk,
+                window: episode.window,
+            });
+        }
+        let sequence = Sequence::new(&packed, tokens, input.alignment)?;
+        let prompt_of_episode: Vec<usize> = input.episodes.iter().map(|episode| episode.prompt).collect();
+        let real_tokens = input.prompts.iter().map(|prompt| prompt.dim(0)).collect::<Result<Vec<_>>>()?;
+        let text = sequence.cross_attention(&prompt_of_episode, &real_tokens, config.text_len)?;
+        let axes = RopeTable::lingbot_axes(config.dim / config.num_heads);
+        let placement = Placement {
+            table: RopeTable::new(&sequence.positions(), axes),
+            rows: Rows::new(sequence.row_of_token().to_vec(), sequence.rows()),
+            sight: Sight::Planned { tokens: Arc::clone(sequence.attention()), text },
+            video_tokens: 0,
+        };
+        Ok(Self { sequence: Arc::new(sequence), frames, tokens, placement })
+    }
+
+    /// L, alignment included.
+    pub fn tokens(&self) -> usize {
+        self.sequence.len()
+    }
+
+    /// (query, key) pairs of self-attention that are visible.
+    pub fn visible_pairs(&self) -> u64 {
+        self.sequence.attention().visible_pairs()
+    }
+}
+
+impl EpisodeInput {
+    /// Latent frames, if all parts agree.
+    fn check(&self, config: &LingbotModelConfig, size: [usize; 2], actions: usize, prompts: usize) -> Result<usize> {
+        let frames = self.noisy_video.dim(1)?;
+        let video = [config.in_dim, frames, size[0], size[1]];
+        let action = [config.action_dim, frames, actions];
+        if self.noisy_video.dims() != video || self.clean_video.dims() != video {
+            candle_core::bail!(
+                "video {:?} and history {:?} are not both {video:?}",
+                self.noisy_video.dims(),
+                self.clean_video.dims()
+            );
+        }
+        if self.noisy_action.dims() != action || self.clean_action.dims() != action {
+            candle_core::bail!(
+                "actions {:?} and their clean copy {:?} are not both {action:?}",
+                self.noisy_action.dims(),
+                self.clean_action.dims()
+            );
+        }
+        let levels = [self.t_video.len(), self.t_history.len(), self.t_action.len()];
+        if levels != [frames; 3] || self.valid_frames > frames || self.prompt >= prompts {
+            candle_core::bail!(
+                "{levels:?} timesteps, {} valid frames and prompt {} do not fit {frames} frames and {prompts} prompts",
+                self.valid_frames,
+                self.prompt
+            );
+        }
+        Ok(frames)
+    }
+}
+
+/// Linear, SiLU, Linear on the sinusoid, then SiLU, Linear: one stream's time embedding.
+#[derive(Clone, Debug)]
+struct TimeEmbedder {
+    embedding: [Linear; 2],
+    projection: Linear,
+}
+
+impl TimeEmbedder {
+    fn load(parameters: &Parameters, name: &str) -> Result<Self> {
+        let part = |part: &str| Linear::load(parameters, &format!("{name}.{part}"));
+        Ok(Self {
+            embedding: [part("time_embedder.linear_1")?, part("time_embedder.linear_2")?],
+            projection: part("time_proj")?,
+        })
+    }
+
+    /// Sinusoids [R, freq_dim] -> e [R, D] and its projection e0 [R, 6 D].
+    fn forward(&self, sinusoids: &Tensor) -> Result<(Tensor, Tensor)> {
+        let e = self.embedding[1].forward(&self.embedding[0].forward(sinusoids)?.silu()?)?;
+        let e0 = self.projection.forward(&e.silu()?)?;
+        Ok((e, e0))
+    }
+}
+
+/// The LingBot-VA diffusion transformer with its shared video and action backbone.
+#[derive(Clone, Debug)]
+pub struct LingbotModel {
+    config: LingbotModelConfig,
+    patch_embedding: Linear,
+    action_embedder: Linear,
+    text_embedder: Mlp,
+    video_time: TimeEmbedder,
+    action_time: TimeEmbedder,
+    blocks: Vec<Block>,
+    head_modulation: Tensor,
+    video_head: Linear,
+    action_head: Linear,
+}
+
+impl LingbotModel {
+    /// Binds the parameters by name; later updates of a variable are seen. `condition_embedder_action.text_embedder`
+    /// is in every checkpoint and used by nothing.
+    pub fn new(config: &LingbotModelConfig, parameters: &Parameters) -> Result<Self> {
+        let linear = |name: &str| Linear::load(parameters, name);
+        let block = |layer| Block::load(parameters, layer, &BLOCK, None, config.num_heads, config.eps);
+        Ok(Self {
+            config: config.clone(),
+            patch_embedding: linear("patch_embedding_mlp")?,
+            action_embedder: linear("action_embedder")?,
+            text_embedder: Mlp::load(parameters, "condition_embedder.text_embedder", TEXT)?,
+            video_time: TimeEmbedder::load(parameters, "condition_embedder")?,
+            action_time: TimeEmbedder::load(parameters, "condition_embedder_action")?,
+            blocks: (0..config.num_layers).map(block).collect::<Result<_>>()?,
+            head_modulation: parameters.get("scale_shift_table")?.clone(),
+            video_head: linear("proj_out")?,
+            action_head: linear("action_proj_out")?,
+        })
+    }
+
+    /// [C, F, H, W] -> [F h w, C ph pw]; a patch enters in the order (channel, dy, dx).
+    fn patches(&self, latent: &Tensor) -> Result<Tensor> {
+        let (channels, frames, height, width) = latent.dims4()?;
+        let [_, patch_h, patch_w] = self.config.patch_size;
+        let [h, w] = [height / patch_h, width / patch_w];
+        latent
+            .contiguous()?
+            .reshape(vec![channels, frames, h, patch_h, w, patch_w])?
+            .permute(vec![1, 2, 4, 0, 3, 5])?
+            .contiguous()?
+            .reshape((frames * h * w, channels * patch_h * patch_w))
+    }
+
+    /// Tokens [F h w, ph pw C] in the order (dy, dx, channel) -> [C, F, H, W].
+    fn unpatched(&self, tokens: &Tensor, frames: usize, [h, w]: [usize; 2]) -> Result<Tensor> {
+        let channels = self.config.out_dim;
+        let [_, patch_h, patch_w] = self.config.patch_size;
+        tokens
+            .reshape(vec![frames, h, w, patch_h, patch_w, channels])?
+            .permute(vec![5, 0, 1, 3, 2, 4])?
+            .contiguous()?
+            .reshape((channels, frames, h * patch_h, w * patch_w))
+    }
+}
+
+/// [A, F, n] -> [F n, A].
+fn action_rows(action: &Tensor) -> Result<Tensor> {
+    let (channels, frames, steps) = action.dims3()?;
+    action.permute((1, 2, 0))?.contiguous()?.reshape((frames * steps, channels))
+}
+
+impl Transformer for LingbotModel {
+    type Input = LingbotInput;
+    type Layout = Layout;
+    type Output = Vec<EpisodeOutput>;
+
+    fn layout(&self, input: &LingbotInput) -> Result<Layout> {
+        Layout::new(&self.config, input)
+    }
+
+    fn depth(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The packed sequence [1, L, D] in the plan's order.
+    fn front(&self, input: &LingbotInput, layout: &Layout) -> Result<(Tensor, Conditioning)> {
+        let episodes = &input.episodes;
+        let dtype = self.head_modulation.dtype();
+        let device = episodes[0].noisy_video.device();
+        let width = self.config.dim;
+
+        let video = episodes
+            .iter()
+            .map(|e| self.patches(&e.noisy_video))
+            .chain(episodes.iter().map(|e| self.patches(&e.clean_video)))
+            .collect::<Result<Vec<_>>>()?;
+        let action = episodes
+            .iter()
+            .map(|e| action_rows(&e.noisy_action))
+            .chain(episodes.iter().map(|e| action_rows(&e.clean_action)))
+            .collect::<Result<Vec<_>>>()?;
+        let source = Tensor::cat(
+            &[
+                self.patch_embedding.forward(&Tensor::cat(&video, 0)?)?,
+                self.action_embedder.forward(&Tensor::cat(&action, 0)?)?,
+                Tensor::zeros((1, width), dtype, device)?,
+            ],
+            0,
+        )?;
+        let order = Tensor::from_slice(layout.sequence.source_of_token(), layout.sequence.len(), device)?;
+        let x = source.index_select(&order, 0)?.unsqueeze(0)?;
+
+        let of = |pick: fn(&EpisodeInput) -> &Vec<f64>| episodes.iter().flat_map(pick).copied();
+        let video_rows: Vec<f64> = of(|e| &e.t_video).chain(of(|e| &e.t_history)).collect();
+        let clean_actions = std::iter::repeat_n(0.0, layout.frames.iter().sum());
+        let action_rows: Vec<f64> = of(|e| &e.t_action).chain(clean_actions).collect();
+        let sinusoids = |rows: &[f64]| sinusoid_f32(rows, self.config.freq_dim, dtype, device);
+        let (video_e, video_e0) = self.video_time.forward(&sinusoids(&video_rows)?)?;
+        let (action_e, action_e0) = self.action_time.forward(&sinusoids(&action_rows)?)?;
+
+        let mut text = Vec::with_capacity(2 * input.prompts.len());
+        for prompt in &input.prompts {
+            let real = prompt.dim(0)?;
+            if real > 0 {
+                text.push(prompt.clone());
+            }
+            if real < self.config.text_len {
+                // All zero-padded slots of a prompt have one key and value; the plan weighs it by their number.
+                text.push(Tensor::zeros((1, self.config.text_dim), prompt.dtype(), device)?);
+            }
+        }
+        let conditioning = Conditioning {
+            e0: Tensor::cat(&[video_e0, action_e0], 0)?.unsqueeze(0)?,
+            e: Tensor::cat(&[video_e, action_e], 0)?.unsqueeze(0)?,
+            text: self.text_embedder.forward(&Tensor::cat(&text, 0)?)?.unsqueeze(0)?,
+            geometry: None,
+        };
+        Ok((x, conditioning))
+    }
+
+    /// x [1, L, D] -> [1, L, D].
+    fn block(&self, layer: usize, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<Tensor> {
+        self.blocks[layer].forward(x, conditioning, &layout.placement)
+    }
+
+    /// Heads of the noisy copies: LN, modulation by `e`, projection.
+    fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<Vec<EpisodeOutput>> {
+        let sequence = &layout.sequence;
+        let total: usize = layout.frames.iter().sum();
+        let [h, w] = layout.tokens.grid;
+        // Rows of the noisy video come first, those of the noisy actions after both video copies.
+        let head = |positions: &[u32], first_row: usize, per_frame: usize, projection: &Linear| -> Result<Tensor> {
+            let positions = Tensor::from_slice(positions, positions.len(), x.device())?;
+            let tokens = x.squeeze(0)?.index_select(&positions, 0)?.unsqueeze(0)?;
+            let e = conditioning.e.narrow(1, first_row, total)?.unsqueeze(2)?;
+            let modulation = e.broadcast_add(&self.head_modulation.unsqueeze(0)?)?;
+            let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
+            let rows = Rows::new((0..total * per_frame).map(|token| token / per_frame).collect(), total);
+            projection.forward(&norm_modulate(&tokens, &part(0)?, &part(1)?, &rows, self.config.eps)?)?.squeeze(0)
+        };
+        let video = head(sequence.noisy_video(), 0, h * w, &self.video_head)?;
+        let action = head(sequence.noisy_action(), 2 * total, layout.tokens.actions, &self.action_head)?;
+        let mut first = 0;
+        let mut outputs = Vec::with_capacity(layout.frames.len());
+        for &frames in &layout.frames {
+            let steps = layout.tokens.actions;
+            let video = video.narrow(0, first * h * w, frames * h * w)?;
+            let action = action.narrow(0, first * steps, frames * steps)?;
+            outputs.push(EpisodeOutput {
+                video: self.unpatched(&video, frames, [h, w])?,
+                action: action.reshape((frames, steps, self.config.action_dim))?.permute((2, 0, 1))?.contiguous()?,
+            });
+            first += frames;
+        }
+        Ok(outputs)
+    }
+
+    fn detach(output: &Vec<EpisodeOutput>) -> Vec<EpisodeOutput> {
+        let detached = |o: &EpisodeOutput| EpisodeOutput { video: o.video.detach(), action: o.action.detach() };
+        output.iter().map(detached).collect()
+    }
+}

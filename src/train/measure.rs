@@ -1,0 +1,32 @@
+//! What validation of every family shares: pictures in LPIPS's range, and means over the clips of a point.
+
+use crate::Result;
+use crate::runlog::{ClipMetrics, ValidationEvent};
+use candle_core::Tensor;
+
+/// [0, 1] -> [-1, 1], as LPIPS takes pictures.
+pub(super) fn signed(frames: &Tensor) -> Result<Tensor> {
+    Ok(((frames * 2.0)? - 1.0)?)
+}
+
+pub(super) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Means over the clips of a point that took `ms`.
+pub(super) fn averages(step: u64, clips: &[ClipMetrics], ms: f64) -> ValidationEvent {
+    let over = |pick: fn(&ClipMetrics) -> f64| mean(&clips.iter().map(pick).collect::<Vec<_>>());
+    ValidationEvent {
+        step,
+        clips: clips.len() as u64,
+        wrist_lpips: over(|clip| clip.wrist_lpips),
+        wrist_psnr: over(|clip| clip.wrist_psnr),
+        wrist_ssim: over(|clip| clip.wrist_ssim),
+        trans_l2_norm: over(|clip| clip.trans_l2_norm),
+        trans_l2_m: over(|clip| clip.trans_l2_m),
+        rot_deg: over(|clip| clip.rot_deg),
+        ceiling_lpips: over(|clip| clip.ceiling_lpips),
+        ceiling_psnr: over(|clip| clip.ceiling_psnr),
+        ms,
+    }
+}

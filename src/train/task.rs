@@ -1,0 +1,87 @@
+//! What the training loop asks of a model family: its samples, its model, its batches, its validation.
+//!
+//! The loop in [`worker`](super::worker) is written once; whatever differs between families stands behind this trait.
+
+use super::optimizer::GradientSum;
+use crate::data::Progress;
+use crate::model::Parameters;
+use crate::runlog::{ClipMetrics, PackingStep, ValidationEvent};
+use crate::{Error, Result};
+use candle_core::Tensor;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Asked between two pieces of work; `false` ends it. (done, total) say how far it has come.
+pub(super) type GoOn<'a> = &'a mut dyn FnMut(u64, u64) -> Result<bool>;
+
+/// One family's part of a run. Opened before the model exists; [`Task::bind`] comes before steps and measurements.
+pub(super) trait Task: Sync {
+    /// Weights of step 0, and the identity of the file that they come from, if they do.
+    fn initialise(&self, progress: Progress<'_>) -> Result<(Parameters, Option<Value>)>;
+
+    /// Trained and saved parameters by name and shape follow from the recipe: those of a checkpoint.
+    fn from_checkpoint(&self, weights: std::collections::BTreeMap<String, Tensor>) -> Result<Parameters>;
+
+    /// What a later attempt must share with this run, beside what all families share.
+    fn identity(&self, progress: Progress<'_>) -> Result<Map<String, Value>>;
+
+    /// Samples whose latents may have to be encoded, the held-out ones first.
+    fn samples(&self) -> usize;
+
+    fn is_cached(&self, sample: usize) -> Result<bool>;
+
+    /// Encodes a sample and stores its latents.
+    fn cache(&self, sample: usize) -> Result<()>;
+
+    /// Builds the model over these variables; later updates of them are seen.
+    fn bind(&mut self, parameters: &Parameters) -> Result<()>;
+
+    /// Reads the truth of the held-out samples.
+    fn prepare_validation(&mut self, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()>;
+
+    /// Runs the micro-steps of optimizer step `step` (the first is 1). `None` if `interrupted` between two of them.
+    fn gradients(
+        &mut self,
+        parameters: &Parameters,
+        step: u64,
+        interrupted: &dyn Fn() -> bool,
+    ) -> Result<Option<StepParts>>;
+
+    /// Measures the model on the held-out samples, leaving strips in the folder. `None` if it was told not to go on.
+    fn measure(&mut self, step: u64, strips: &Path, go_on: GoOn<'_>) -> Result<Option<Point>>;
+}
+
+/// What the micro-steps of one optimizer step gave.
+#[derive(Debug, Default)]
+pub(super) struct StepParts {
+    pub gradients: GradientSum,
+    /// Means over the step; NaN for a part that the family lacks.
+    pub loss: f64,
+    pub loss_video: f64,
+    pub loss_action: f64,
+    pub loss_proprio: f64,
+    /// Waiting for data.
+    pub data_ms: f64,
+    /// Tokens through the trunk, and text rows beside it.
+    pub tokens: u64,
+    pub text_rows: u64,
+    /// How many of both are padding.
+    pub padding: u64,
+    pub packing: Option<PackingStep>,
+}
+
+/// A finished validation point.
+pub(super) struct Point {
+    pub clips: Vec<ClipMetrics>,
+    pub mean: ValidationEvent,
+}
+
+/// A scalar tensor's value.
+pub(super) fn scalar(tensor: &Tensor) -> Result<f64> {
+    Ok(tensor.to_dtype(candle_core::DType::F64)?.to_scalar()?)
+}
+
+/// The model is built before it is used; anything else is a slip of the loop.
+pub(super) fn unbound() -> Error {
+    Error::crash("the model was used before it was built")
+}
