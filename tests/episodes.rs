@@ -585,6 +585,30 @@ fn broken_files_are_errors_and_never_panics() {
     assert_eq!(set.load(id(VARIED), None, None).unwrap_err().code, "file_missing");
 }
 
+#[test]
+fn a_probe_finds_each_broken_file_once() {
+    let published = Published::new();
+    assert_eq!(published.open().probe(), []);
+    std::fs::copy(&variants("wrong")["latent_stride"], published.file(FRONT, VARIED)).unwrap();
+    std::fs::write(published.folder.path().join("data/chunk-000/episode_000000.parquet"), "").unwrap();
+    let found = published.open().probe();
+    assert_eq!(
+        found.iter().map(|error| error.code).collect::<Vec<_>>(),
+        ["not_openable", "latent_stride"],
+        "{found:?}"
+    );
+    assert!(found[0].what.starts_with("episode_000000_0_71: "), "{found:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    copy(&tiny_root(), folder.path());
+    let config = videos(folder.path(), SampleUnit::Segment, 1);
+    assert_eq!(open(&config).unwrap().probe(), []);
+    // Both segments of the episode need it.
+    std::fs::remove_file(folder.path().join(format!("videos/chunk-000/{FRONT}/episode_000002.mp4"))).unwrap();
+    let found = open(&config).unwrap().probe();
+    assert_eq!(found.iter().map(|error| error.code).collect::<Vec<_>>(), ["file_missing"], "{found:?}");
+}
+
 // Actions.
 
 /// Rows 79, 80 and 106 of episode 3's parquet file, normalised by hand.

@@ -322,6 +322,11 @@ pub enum Data {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
     },
+    /// Print `q01` and `q99` of the training episodes' actions, to paste under data.actions
+    Quantiles {
+        /// An experiment's folder, or a recipe file
+        path: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
