@@ -164,7 +164,7 @@ fn check_accepts_the_committed_experiment() {
     let document = run(&["check", "experiments/demo", "--json"]).json();
     assert_eq!((&document["ok"], document["problems"].as_array().map(Vec::len)), (&Value::Bool(true), Some(0)));
     assert!(
-        document["data"]["training_clips"].as_u64().unwrap() > document["data"]["validation_clips"].as_u64().unwrap()
+        document["data"]["training"].as_u64().unwrap() > document["data"]["validation"].as_u64().unwrap()
     );
     assert!(document["device"]["name"].as_str().is_some());
 }

@@ -116,14 +116,12 @@ impl Assembler {
                 self.set_last_step(step);
             }
             Event::Validation(event) => {
-                let text = format!(
-                    "validation at step {}: wrist LPIPS {:.4}, PSNR {:.2} dB, {} clips, {:.1} s",
-                    event.step,
-                    event.wrist_lpips,
-                    event.wrist_psnr,
-                    event.clips,
-                    event.ms / 1000.0
-                );
+                let measured = match event.wrist_latent_mse {
+                    Some(error) if event.wrist_lpips.is_nan() => format!("wrist latent MSE {error:.4}"),
+                    _ => format!("wrist LPIPS {:.4}, PSNR {:.2} dB", event.wrist_lpips, event.wrist_psnr),
+                };
+                let (step, clips, seconds) = (event.step, event.clips, event.ms / 1000.0);
+                let text = format!("validation at step {step}: {measured}, {clips} clips, {seconds:.1} s");
                 // Sorted by step, one point a step: a repetition after a resume takes the place of the earlier copy.
                 let points = &mut self.view.validations;
                 let at = points.partition_point(|point| point.event.step < event.step);

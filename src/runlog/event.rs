@@ -166,7 +166,7 @@ pub enum MemoryKind {
     Rss,
 }
 
-/// Means over the validation clips.
+/// Means over the validation clips. What a family does not predict, or what could not be looked at, is NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ValidationEvent {
     pub step: u64,
@@ -192,6 +192,9 @@ pub struct ValidationEvent {
     pub ceiling_lpips: f64,
     #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_psnr: f64,
+    /// Mean squared error of the wrist view's latents, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wrist_latent_mse: Option<f64>,
     #[serde(deserialize_with = "nan_if_null")]
     pub ms: f64,
 }
@@ -218,7 +221,7 @@ pub enum Outcome {
 /// One clip of a validation point: a line of `validation/step-NNNNNNNN/metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClipMetrics {
-    /// `episode_000012@32`: episode and first source frame.
+    /// `episode_000012@32`: episode and first source frame; `episode_000012#3`: episode and chunk.
     pub clip: String,
     #[serde(deserialize_with = "nan_if_null")]
     pub wrist_lpips: f64,
@@ -236,6 +239,9 @@ pub struct ClipMetrics {
     pub ceiling_lpips: f64,
     #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_psnr: f64,
+    /// Mean squared error of the wrist view's latents, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wrist_latent_mse: Option<f64>,
 }
 
 /// JSON has no NaN and no infinity: they are written as `null`, and come back as NaN.

@@ -78,6 +78,7 @@ pub fn validation(arm: u64, step: u64) -> ValidationEvent {
         rot_deg: 3.0 + 10.0 * fall,
         ceiling_lpips: 0.112,
         ceiling_psnr: 26.9,
+        wrist_latent_mse: None,
         ms: 2_100.0,
     }
 }

@@ -15,6 +15,7 @@ pub(super) fn clip(name: &str, wrist_lpips: f64) -> ClipMetrics {
         rot_deg: 12.0,
         ceiling_lpips: 0.1,
         ceiling_psnr: 27.0,
+        wrist_latent_mse: None,
     }
 }
 

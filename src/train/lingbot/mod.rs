@@ -6,10 +6,11 @@ mod store;
 mod validation;
 
 pub use store::EpisodeStore;
+pub use validation::{ChunkId, measured_chunks};
 
 use self::batches::{Batch, build, places};
 use self::flow::Schedules;
-use self::validation::{ChunkId, Validator, measured_chunks};
+use self::validation::Validator;
 use super::gradients::forward_backward;
 use super::loader::Loader;
 use super::task::{GoOn, Point, StepParts, Task, scalar, unbound};
@@ -134,7 +135,7 @@ impl Task for LingbotTask {
             let tokens = place.micro_batch.tokens;
             self.shapes.insert(tokens);
             let valid: usize = place.micro_batch.episodes.iter().map(|episode| episode.valid_frames).sum();
-            let real = crate::pack::length::trunk_tokens(valid, batches::frame_tokens(&self.store, &self.recipe));
+            let real = crate::pack::length::trunk_tokens(valid, batches::frame_tokens(&self.store.set, &self.recipe.model));
             parts.tokens += tokens as u64;
             parts.text_rows += text_rows as u64;
             parts.padding += (tokens - real + text_padding) as u64;

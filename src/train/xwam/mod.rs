@@ -5,9 +5,10 @@ pub mod flow;
 mod validation;
 
 use self::batches::{Batch, ClipStore};
-use self::validation::{Validator, validation_clips};
+use self::validation::Validator;
 use super::gradients::forward_backward;
 use super::loader::Loader;
+use super::measure::spread;
 use super::task::{GoOn, Point, StepParts, Task, scalar, unbound};
 use crate::Result;
 use crate::config::XwamRecipe;
@@ -33,7 +34,7 @@ pub(super) struct XwamTask {
 
 impl XwamTask {
     pub fn new(recipe: &XwamRecipe, store: ClipStore) -> Self {
-        let measured = validation_clips(store.dataset.validation(), recipe.validation.clips);
+        let measured = spread(store.dataset.validation(), recipe.validation.clips);
         let store = Arc::new(store);
         Self { recipe: recipe.clone(), store, measured, model: None, validator: None, loader: None }
     }
