@@ -62,8 +62,8 @@ fn experiment(change: impl Fn(String) -> String) -> (TempDir, PathBuf) {
 
 #[test]
 fn help_teaches_each_command() {
-    let commands: [&[&str]; 17] = [
-        &["--help"],
+    let commands = [
+        &["--help"] as &[&str],
         &["demo", "--help"],
         &["run", "--help"],
         &["resume", "--help"],
@@ -78,6 +78,8 @@ fn help_teaches_each_command() {
         &["data", "--help"],
         &["data", "info", "--help"],
         &["data", "fit-codec", "--help"],
+        &["data", "pack", "--help"],
+        &["data", "quantiles", "--help"],
         &["report", "--help"],
         &["help"],
     ];

@@ -339,6 +339,11 @@ pub enum Data {
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
+    /// Print `q01` and `q99` of the training episodes' actions, to paste under data.actions
+    Quantiles {
+        /// An experiment's folder, or a recipe file
+        path: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -1,12 +1,12 @@
-//! `data info` and `data fit-codec`; `data pack` in a file of its own.
+//! `data info`, `data fit-codec` and `data quantiles`; `data pack` in a file of its own.
 
 use super::arguments::{Data, DataArguments, Global};
 use super::data_pack::pack_recipe;
 use super::{allow_writing, output};
-use crate::codec::{FitSettings, FitSummary, fit_and_save};
+use crate::codec::{FitSettings, FitSummary, PictureSource, fit_and_save};
 use crate::config::{self, CodecConfig, Experiment, Recipe};
 use crate::data::info::{DatasetSummary, RecipeSummary, SideSummary, describe, summarise};
-use crate::data::{Dataset, Progress};
+use crate::data::{Dataset, EpisodeSet, Progress};
 use crate::words::thousands;
 use crate::{Error, Exit, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -23,6 +23,7 @@ pub fn data(arguments: &DataArguments, global: &Global) -> Result<Exit> {
             let recipe = recipe_with(path, set)?;
             pack_recipe(&path.display().to_string(), recipe.lingbot("data pack")?, global.json)
         }
+        Data::Quantiles { path } => quantiles(path, global),
     }
 }
 
@@ -58,16 +59,31 @@ fn fit_codec(path: &Path, global: &Global) -> Result<Exit> {
         )
         .in_place("codec.kind"));
     };
-    let recipe = recipe.xwam("data fit-codec")?;
-    let dataset = Dataset::open(&recipe.data, &recipe.model)?;
-    with_progress("hashing videos", global, |progress| dataset.training_key(progress))?;
+    let source: Box<dyn PictureSource> = match &recipe {
+        Recipe::Xwam(recipe) => Box::new(Dataset::open(&recipe.data, &recipe.model)?),
+        Recipe::Lingbot(recipe) => Box::new(EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?),
+    };
+    with_progress("hashing videos", global, |progress| source.training_key(progress))?;
     let summary = with_progress("fitting the codec", global, |progress| {
-        fit_and_save(&dataset, FitSettings::default(), target, progress)
+        fit_and_save(source.as_ref(), FitSettings::default(), target, progress)
     })?;
     if global.json {
         output::document(&summary)?;
     } else {
         print(&fit_rows(&summary))?;
+    }
+    Ok(Exit::Done)
+}
+
+fn quantiles(path: &Path, global: &Global) -> Result<Exit> {
+    let recipe = recipe_of(path)?;
+    let recipe = recipe.lingbot("data quantiles")?;
+    let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
+    let found = with_progress("reading actions", global, |progress| set.quantiles(progress))?;
+    if global.json {
+        output::document(&found)?;
+    } else {
+        found.yaml().lines().try_for_each(output::line)?;
     }
     Ok(Exit::Done)
 }
