@@ -184,7 +184,7 @@ pub fn seam_cause(attempt: &AttemptView) -> &'static str {
 pub fn value_line(run: &RunView) -> String {
     let Some(step) = &run.last_step else { return String::new() };
     let mut parts = Vec::new();
-    if let Some(point) = run.validations.last() {
+    if let Some(point) = run.validations.last().filter(|point| point.event.wrist_lpips.is_finite()) {
         parts.push(format!("LPIPS {}", Metric::WristLpips.value(point.event.wrist_lpips)));
         parts.push(format!("PSNR {}", significant_digits(point.event.wrist_psnr, 4)));
     }

@@ -71,7 +71,8 @@ mod tests {
             times.push(t);
             (x - &data)? / (t / 1000.0)
         });
-        let error = (found.expect("sampled") - &data).and_then(|d| d.abs()?.max_all()?.to_scalar::<f32>()).expect("f32");
+        let error =
+            (found.expect("sampled") - &data).and_then(|d| d.abs()?.max_all()?.to_scalar::<f32>()).expect("f32");
         assert!(error < 1e-5, "{error}");
         assert_eq!((times.len(), times[0]), (4, 1000.0));
     }

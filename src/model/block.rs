@@ -335,7 +335,8 @@ impl Block {
             Some(past) => past.text.clone(),
             None => self.cross_attention.keys_values(&conditioning.text, None)?,
         };
-        let attended = self.cross_attention.attend(&self.cross_attention.queries(&normed, None)?, &text, sight.text())?;
+        let attended =
+            self.cross_attention.attend(&self.cross_attention.queries(&normed, None)?, &text, sight.text())?;
         let x = (&x + attended.to_dtype(x.dtype())?)?;
 
         let normed = norm_modulate(&x, &part(3)?, &part(4)?, rows, self.eps)?;

@@ -229,7 +229,10 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
         } else if let Some(arm) =
             arms.iter().find(|arm| app.curve(&arm.run.arm, metric).is_some_and(|c| c.non_finite() > 0))
         {
-            format!("{}: every value is NaN or infinite", arm.short)
+            match metric.is_validation() {
+                true => format!("{}: not measured", arm.short),
+                false => format!("{}: every value is NaN or infinite", arm.short),
+            }
         } else if app.chart.window.is_some() {
             "no point in these steps: z shows all".to_owned()
         } else {
@@ -385,7 +388,8 @@ fn end_labels(
 pub fn value_of(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
     let curve = app.curve(&arm.run.arm, metric)?;
     if let (Some(_), None) = (curve.non_finite_since(), app.chart.cursor) {
-        return Some(("NaN".into(), true));
+        // Validation refuses predictions that are not finite: NaN there is what the family doesn't measure.
+        return Some(if metric.is_validation() { ("-".into(), false) } else { ("NaN".into(), true) });
     }
     let (_, value) = curve.at(arm.run, app.chart.cursor.unwrap_or(u64::MAX))?;
     Some((metric.value(f64::from(value)), false))

@@ -84,10 +84,12 @@ pub fn panel(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer: &m
 fn fact(arm: &Arm<'_>, metric: Metric) -> Option<String> {
     let run = arm.run;
     let validation = run.validations.last().map(|point| &point.event);
+    let ceiling =
+        |metric: Metric, value: f64| value.is_finite().then(|| format!("codec ceiling {}", metric.value(value)));
     let step = run.last_step.as_ref();
     Some(match metric {
-        Metric::WristLpips => format!("codec ceiling {}", Metric::WristLpips.value(validation?.ceiling_lpips)),
-        Metric::WristPsnr => format!("codec ceiling {}", Metric::WristPsnr.value(validation?.ceiling_psnr)),
+        Metric::WristLpips => ceiling(metric, validation?.ceiling_lpips)?,
+        Metric::WristPsnr => ceiling(metric, validation?.ceiling_psnr)?,
         Metric::StepTime => {
             let step = step?;
             let share = if step.step_ms > 0.0 { step.data_ms / step.step_ms } else { 0.0 };

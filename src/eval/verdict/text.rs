@@ -111,10 +111,12 @@ impl Verdict {
     /// What the codec alone loses on the same frames: no model over it can do better than this on average.
     fn ceiling_line(&self) -> Option<String> {
         let means = self.trajectory.iter().find_map(|point| point.baseline.or(point.candidate))?;
-        (means.ceiling_lpips.is_finite() && means.ceiling_psnr.is_finite()).then(|| format!(
-            "codec's own ceiling on these frames: LPIPS {:.4}, PSNR {:.2} dB",
-            means.ceiling_lpips, means.ceiling_psnr
-        ))
+        (means.ceiling_lpips.is_finite() && means.ceiling_psnr.is_finite()).then(|| {
+            format!(
+                "codec's own ceiling on these frames: LPIPS {:.4}, PSNR {:.2} dB",
+                means.ceiling_lpips, means.ceiling_psnr
+            )
+        })
     }
 
     /// Two lines of headings, then a line a point: both arms side by side under each metric.

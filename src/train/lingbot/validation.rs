@@ -42,9 +42,8 @@ impl fmt::Display for ChunkId {
 /// `validation_too_short` if there is none.
 pub fn measured_chunks(set: &EpisodeSet, recipe: &LingbotRecipe) -> Result<Vec<ChunkId>> {
     let frames = recipe.validation.chunk;
-    let chunks_of = |&episode: &EpisodeId| {
-        (1..set.frames(episode) / frames.max(1)).map(move |chunk| ChunkId { episode, chunk })
-    };
+    let chunks_of =
+        |&episode: &EpisodeId| (1..set.frames(episode) / frames.max(1)).map(move |chunk| ChunkId { episode, chunk });
     let all: Vec<ChunkId> = set.validation().iter().flat_map(chunks_of).collect();
     if all.is_empty() {
         let lengths: Vec<String> =
@@ -138,7 +137,8 @@ impl Validator {
         let (height, width) = store.set.grid();
         let (model, actions) = (&recipe.model, store.set.actions_per_frame());
         let until = (last.chunk + 1) * self.frames;
-        let first = |values: Vec<f32>, shape: &[usize]| Tensor::from_vec(values, shape, &Device::Cpu)?.narrow(1, 0, until);
+        let first =
+            |values: Vec<f32>, shape: &[usize]| Tensor::from_vec(values, shape, &Device::Cpu)?.narrow(1, 0, until);
         let text = sample.text.to_vec();
         Ok(Episode {
             video: first(sample.latent, &[CHANNELS, sample.frames, height, width])?,
@@ -149,13 +149,7 @@ impl Validator {
     }
 
     /// The true frames of a chunk: the source's if there are videos, else those of the true latents.
-    fn pictures(
-        &self,
-        store: &EpisodeStore,
-        codec: &dyn LatentCodec,
-        video: &Tensor,
-        id: ChunkId,
-    ) -> Result<Pictures> {
+    fn pictures(&self, store: &EpisodeStore, codec: &dyn LatentCodec, video: &Tensor, id: ChunkId) -> Result<Pictures> {
         let rebuilt = self.decoded(codec, video, id.chunk, &self.true_chunk(video, id.chunk)?)?;
         let first = id.chunk * self.frames;
         // Latent frame f > 0 stands for the four frames up to 4 f.
@@ -207,8 +201,7 @@ impl Validator {
                 let history = history.before(truth.id.chunk)?;
                 let predicted = sample_chunk(model, &history, noise, settings.sample_steps, recipe.flow.video_shift)?;
                 let strip = (clips.len() < settings.strips).then(|| strips.join(format!("{}.png", truth.id)));
-                let metrics =
-                    self.measure_chunk(store.codec.as_deref(), episode, truth, &predicted, strip.as_deref());
+                let metrics = self.measure_chunk(store.codec.as_deref(), episode, truth, &predicted, strip.as_deref());
                 clips.push(metrics.map_err(|error| Error {
                     what: format!("validation of {} at step {step}: {}", truth.id, error.what),
                     ..error
