@@ -135,7 +135,8 @@ impl Task for LingbotTask {
             let tokens = place.micro_batch.tokens;
             self.shapes.insert(tokens);
             let valid: usize = place.micro_batch.episodes.iter().map(|episode| episode.valid_frames).sum();
-            let real = crate::pack::length::trunk_tokens(valid, batches::frame_tokens(&self.store.set, &self.recipe.model));
+            let real =
+                crate::pack::length::trunk_tokens(valid, batches::frame_tokens(&self.store.set, &self.recipe.model));
             parts.tokens += tokens as u64;
             parts.text_rows += text_rows as u64;
             parts.padding += (tokens - real + text_padding) as u64;
