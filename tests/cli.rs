@@ -62,8 +62,8 @@ fn experiment(change: impl Fn(String) -> String) -> (TempDir, PathBuf) {
 
 #[test]
 fn help_teaches_each_command() {
-    let commands: [&[&str]; 14] = [
-        &["--help"],
+    let commands = [
+        &["--help"] as &[&str],
         &["demo", "--help"],
         &["run", "--help"],
         &["resume", "--help"],
@@ -72,9 +72,14 @@ fn help_teaches_each_command() {
         &["verify", "--help"],
         &["verify", "golden", "--help"],
         &["metrics", "--help"],
+        &["weights", "--help"],
+        &["weights", "inspect", "--help"],
+        &["weights", "export", "--help"],
         &["data", "--help"],
         &["data", "info", "--help"],
         &["data", "fit-codec", "--help"],
+        &["data", "pack", "--help"],
+        &["data", "quantiles", "--help"],
         &["report", "--help"],
         &["help"],
     ];
@@ -164,7 +169,7 @@ fn check_accepts_the_committed_experiment() {
     let document = run(&["check", "experiments/demo", "--json"]).json();
     assert_eq!((&document["ok"], document["problems"].as_array().map(Vec::len)), (&Value::Bool(true), Some(0)));
     assert!(
-        document["data"]["training"].as_u64().unwrap() > document["data"]["validation"].as_u64().unwrap()
+        document["data"]["training_clips"].as_u64().unwrap() > document["data"]["validation_clips"].as_u64().unwrap()
     );
     assert!(document["device"]["name"].as_str().is_some());
 }

@@ -364,7 +364,7 @@ fn a_sample_of_videos_is_each_views_latents_in_its_place() {
     }
     let part = set.wrist_frames(id(VARIED), 3..5).unwrap().unwrap();
     assert_eq!(part, source_video(recipes::WRIST, 3, &[85, 87]));
-    assert_eq!(sample.text[..], set.text().get(&sample.prompt).unwrap()[..9 * 4]);
+    assert_eq!(sample.text[..], set.text().get(&sample.prompt).unwrap()[..10 * 4]);
 
     assert_eq!(set.load(id(VARIED), None, None).unwrap_err().code, "codec_missing");
     assert_eq!(set.wrist_frames(id(VARIED), 0..17).unwrap_err().code, "too_short", "beyond the episode");
@@ -585,6 +585,30 @@ fn broken_files_are_errors_and_never_panics() {
     assert_eq!(set.load(id(VARIED), None, None).unwrap_err().code, "file_missing");
 }
 
+#[test]
+fn a_probe_finds_each_broken_file_once() {
+    let published = Published::new();
+    assert_eq!(published.open().probe(), []);
+    std::fs::copy(&variants("wrong")["latent_stride"], published.file(FRONT, VARIED)).unwrap();
+    std::fs::write(published.folder.path().join("data/chunk-000/episode_000000.parquet"), "").unwrap();
+    let found = published.open().probe();
+    assert_eq!(
+        found.iter().map(|error| error.code).collect::<Vec<_>>(),
+        ["not_openable", "latent_stride"],
+        "{found:?}"
+    );
+    assert!(found[0].what.starts_with("episode_000000_0_71: "), "{found:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    copy(&tiny_root(), folder.path());
+    let config = videos(folder.path(), SampleUnit::Segment, 1);
+    assert_eq!(open(&config).unwrap().probe(), []);
+    // Both segments of the episode need it.
+    std::fs::remove_file(folder.path().join(format!("videos/chunk-000/{FRONT}/episode_000002.mp4"))).unwrap();
+    let found = open(&config).unwrap().probe();
+    assert_eq!(found.iter().map(|error| error.code).collect::<Vec<_>>(), ["file_missing"], "{found:?}");
+}
+
 // Actions.
 
 /// Rows 79, 80 and 106 of episode 3's parquet file, normalised by hand.
@@ -730,7 +754,7 @@ fn quantiles_are_those_of_the_training_rows() {
 
 // Codec and identity.
 
-const QUICK: FitSettings = FitSettings { clips: 12, wrist_patches: 1500, wrist_emphasis: 5, iterations: 12 };
+const QUICK: FitSettings = FitSettings { clips: 4, wrist_patches: 300, wrist_emphasis: 5, iterations: 4 };
 
 #[test]
 fn a_codec_is_fitted_to_episodes_and_bound_to_them() {

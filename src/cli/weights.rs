@@ -79,7 +79,7 @@ fn checkpoint_of(path: &Path) -> Result<(RunDir, Checkpoint)> {
         }
         _ => Err(Error::data("not_a_run", "neither a run nor a checkpoint inside one")
             .at(path)
-            .hint("as in: lbva-tui weights export experiments/demo/runs/m1_baseline out")),
+            .hint("as in: lbva-tui weights export experiments/NAME/runs/ARM out")),
     }
 }
 

@@ -17,6 +17,9 @@ use crate::{Error, Result};
 use rayon::prelude::*;
 use std::ops::Range;
 
+/// No step is near this; larger ones are slips that would fill the memory with plans.
+const LARGEST_BATCH: usize = 1_000_000;
+
 /// An episode's place in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedEpisode {
@@ -109,7 +112,8 @@ impl<'a> Planner<'a> {
     /// `packing.pad_multiple` is what batches are padded to: who honours `LINGBOT_PAD_MULTIPLE` sets it there first.
     ///
     /// # Errors
-    /// `no_episodes`, `empty_episode`, `no_ranks`, `batch_size_zero`, `accumulate_zero`, `alignment_zero`, `chunk_zero`;
+    /// `no_episodes`, `empty_episode`, `no_ranks`, `batch_size_zero`, `accumulate_zero`, `alignment_zero`, `chunk_zero`,
+    /// `batch_too_large`;
     /// for `bucket` also `pool_factor_zero`, `pad_multiple_zero` and `batch_exceeds_dataset`; for `budget`
     /// `over_token_budget`, about the first episode that no micro-batch could hold, before any step is taken.
     pub fn new(
@@ -135,6 +139,11 @@ impl<'a> Planner<'a> {
         above_zero(train.batch_size, "batch_size_zero", "train.batch_size")?;
         above_zero(train.accumulate, "accumulate_zero", "train.accumulate")?;
         above_zero(flow.chunk[0], "chunk_zero", "flow.chunk")?;
+        let batch = packing.ranks.checked_mul(train.batch_size).and_then(|all| all.checked_mul(train.accumulate));
+        if batch.is_none_or(|batch| batch > LARGEST_BATCH) {
+            let what = "packing.ranks x train.batch_size x train.accumulate is more than a million episodes a step";
+            return Err(Error::refused("batch_too_large", what).in_place("train.accumulate"));
+        }
         let budget = TokenBudget::new(packing.token_budget, packing.alignment)?;
         let planner = Self { kind, lengths, frame, packing, train, flow, cost, budget };
         match kind {
@@ -171,16 +180,14 @@ impl<'a> Planner<'a> {
 
     /// Episodes of a step over all ranks: ranks x batch size x accumulation, in every kind.
     pub fn effective_batch(&self) -> usize {
-        self.packing.ranks.saturating_mul(self.train.batch_size).saturating_mul(self.train.accumulate)
+        self.packing.ranks * self.train.batch_size * self.train.accumulate
     }
 
     /// Optimizer steps that begin within an epoch. The last one takes what it lacks from the next epoch.
     pub fn steps_per_epoch(&self) -> u64 {
         let samples = match self.kind {
             // Its epoch has repeats at the end, until every rank's batches are full.
-            PackingKind::Bucket => {
-                self.lengths.len().next_multiple_of(self.packing.ranks.saturating_mul(self.train.batch_size))
-            }
+            PackingKind::Bucket => self.lengths.len().next_multiple_of(self.packing.ranks * self.train.batch_size),
             PackingKind::Unpacked | PackingKind::Budget => self.lengths.len(),
         };
         samples.div_ceil(self.effective_batch()) as u64
