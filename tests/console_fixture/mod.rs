@@ -202,7 +202,7 @@ pub fn packing_with(least: f64) -> ConsoleSnapshot {
     let mut bucket = arm("bucket", 1, 655, &|event| {
         event.step_ms *= 1.4;
         event.tokens = 16_128;
-        event.padding_waste = 0.025 + event.padding_waste;
+        event.padding_waste += 0.025;
         event.packing = packed(4, 37, 0.021, 0.0042, 1.148);
     });
     bucket.attempts[0].ended = Some((Outcome::Stopped, "stopped by the console".into()));

@@ -11,7 +11,7 @@ pub use validation::{ChunkId, measured_chunks};
 use self::batches::{Batch, build, places};
 use self::flow::Schedules;
 use self::validation::Validator;
-use super::gradients::timed_forward_backward;
+use super::gradients::{Pass, forward_backward};
 use super::loader::Loader;
 use super::memory;
 use super::profile::{MicroStepProfile, milliseconds};
@@ -77,7 +77,7 @@ impl Task for LingbotTask {
         Ok((parameters, Some(json!(from.hash))))
     }
 
-    fn from_checkpoint(&self, weights: BTreeMap<String, Tensor>) -> Result<Parameters> {
+    fn restore(&self, weights: BTreeMap<String, Tensor>) -> Result<Parameters> {
         Parameters::from_tensors(&lingbot_parameter_specs(&self.recipe.model), weights)
     }
 
@@ -156,8 +156,8 @@ impl Task for LingbotTask {
             parts.padding += (tokens - real + text_padding) as u64;
 
             let loss = |output: &Vec<_>| flow::losses(output, &targets, &shares);
-            let ((_, losses, gradients), timing) =
-                timed_forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
+            let Pass { losses, gradients, timing, .. } =
+                forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
             let adding = Instant::now();
             // Shares already make the sum over micro-batches the mean over the step.
             parts.gradients.add(&gradients, 1.0)?;
