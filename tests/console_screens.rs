@@ -4,6 +4,7 @@ mod console_fixture;
 
 use console_fixture::*;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use lbva_tui::console::metric::Metric;
 use lbva_tui::console::snapshot::LoadProgress;
 use lbva_tui::console::theme::{Pictures, Theme};
 use lbva_tui::console::{App, Msg};
@@ -310,6 +311,37 @@ proptest! {
         }
         let screen = text(&app, (width, height));
         prop_assert!(!screen.contains('\u{1b}'), "an escape sequence reached the screen");
+    }
+}
+
+/// A family without a pose, and one whose latents cannot be decoded.
+#[test]
+fn what_is_not_measured_is_a_dash_and_no_failure() {
+    for decoded in [true, false] {
+        let mut run = running("packed", 0, 700, 2_000);
+        for point in &mut run.validations {
+            let event = &mut point.event;
+            (event.trans_l2_norm, event.trans_l2_m, event.rot_deg) = (f64::NAN, f64::NAN, f64::NAN);
+            if !decoded {
+                (event.wrist_lpips, event.wrist_psnr, event.wrist_ssim) = (f64::NAN, f64::NAN, f64::NAN);
+                (event.ceiling_lpips, event.ceiling_psnr) = (f64::NAN, f64::NAN);
+            }
+        }
+        let snapshot = lbva_tui::console::ConsoleSnapshot {
+            runs: vec![Arc::new(run)],
+            verdict: None,
+            planned_validations: 0,
+            ..demo()
+        };
+        for size in SIZES {
+            let mut app = console(size, Theme::DARK, snapshot.clone());
+            for _ in Metric::ALL {
+                assert!(!text(&app, size).contains("NaN"), "{}", text(&app, size));
+                press(&mut app, KeyCode::Char(']'));
+            }
+        }
+        let screen = text(&console((200, 50), Theme::DARK, snapshot), (200, 50));
+        assert_eq!(screen.contains("not measured"), !decoded, "{screen}");
     }
 }
 

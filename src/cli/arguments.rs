@@ -1,5 +1,6 @@
 //! The commands, their arguments and the help that teaches them.
 
+use crate::train::packing_check;
 use crate::weights::WeightDtype;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -105,9 +106,12 @@ pub enum Command {
     /// Decide in seconds everything that a CPU can decide
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArguments),
-    /// Prove the engine against reference numbers
+    /// Prove the engine against reference numbers, and packed episodes against single ones
     #[command(after_help = VERIFY_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
     Verify(VerifyArguments),
+    /// Where the time and the memory of a training step go
+    #[command(after_help = PROFILE_EXAMPLES)]
+    Profile(ProfileArguments),
     /// PSNR, SSIM and LPIPS of two pictures, or of two folders picture by picture
     #[command(after_help = METRICS_EXAMPLES)]
     Metrics(MetricsArguments),
@@ -165,7 +169,25 @@ Lists every problem, not only the first; exit 0 without any, else the code of th
 
 const VERIFY_EXAMPLES: &str = "\
 Examples:
-  lbva-tui verify golden xwam_public.safetensors";
+  lbva-tui verify golden xwam_public.safetensors
+  lbva-tui verify packing recipe.yaml";
+
+const PACKING_EXAMPLES: &str = "\
+Example:
+  lbva-tui verify packing recipe.yaml --frames 19,33
+
+Three ways to share a sequence (of one length; padded as `bucket` does; as `budget` does), each
+against its episodes one by one: outputs, losses, every gradient, time and memory. Weights and
+episodes are drawn from the recipe's seed; of the dataset only the size of its views is read, and
+with --tile not even that. Exit 70 if a difference is above its limit, 69 if memory would not do.";
+
+const PROFILE_EXAMPLES: &str = "\
+Example:
+  lbva-tui profile experiments/demo --arm m1_baseline --micro-steps 20
+
+Trains from the initial weights on the arm's own data and keeps nothing of it: no run is touched,
+latents that are missing are put into the experiment's cache, an absent codec is fitted. A run
+tells the same of its first 20 micro-steps in its log with LINGBOT_PROFILE=20 in the environment.";
 
 const METRICS_EXAMPLES: &str = "\
 Examples:
@@ -301,6 +323,54 @@ pub enum Verify {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
+    /// Compute packed episodes and the same ones by themselves: outputs, losses, every gradient
+    #[command(after_help = PACKING_EXAMPLES)]
+    Packing(PackingArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct PackingArguments {
+    /// An experiment's folder (its baseline), or a recipe file, of the LingBot-VA family
+    #[arg(value_name = "EXPERIMENT_OR_RECIPE")]
+    pub path: PathBuf,
+    /// Latent frames of the episodes
+    #[arg(long, value_name = "F,F,...", value_delimiter = ',', default_values_t = packing_check::FRAMES)]
+    pub frames: Vec<usize>,
+    /// Rows and columns of the tile in latent cells [default: as the dataset says]
+    #[arg(long, value_name = "HxW")]
+    pub tile: Option<TileSize>,
+    /// Override a field of the recipe, as in train.seed=7; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Rows and columns, written `24x20`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileSize(pub (usize, usize));
+
+impl std::str::FromStr for TileSize {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let sides = text.split_once('x').and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)));
+        sides.map(Self).ok_or("rows and columns are needed, as in 24x20")
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct ProfileArguments {
+    /// An experiment's folder, or a recipe file
+    #[arg(value_name = "EXPERIMENT_OR_RECIPE")]
+    pub path: PathBuf,
+    /// The arm of the experiment [default: its baseline]
+    #[arg(long, value_name = "ARM")]
+    pub arm: Option<String>,
+    /// How many micro-steps to run
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub micro_steps: usize,
+    /// Override a field of the recipe, as in packing.kind=bucket; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -104,7 +104,11 @@ fn recipe_with(path: &Path, overrides: &[String]) -> Result<Recipe> {
 
 /// Shows how far something long has come, on stderr: a bar on a terminal, else a line every few seconds. Nothing for
 /// `--json`, whose readers want the document.
-fn with_progress<T>(what: &'static str, global: &Global, work: impl FnOnce(Progress<'_>) -> Result<T>) -> Result<T> {
+pub(super) fn with_progress<T>(
+    what: &'static str,
+    global: &Global,
+    work: impl FnOnce(Progress<'_>) -> Result<T>,
+) -> Result<T> {
     const LINE_INTERVAL: Duration = Duration::from_secs(5);
     if global.json {
         return work(&|_, _| Ok(()));

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod check;
+mod chosen;
 mod data;
 pub mod data_pack;
 mod device;
@@ -12,6 +13,7 @@ mod lines;
 mod metrics;
 mod open;
 mod output;
+mod profile;
 mod recorded;
 mod run;
 mod session;
@@ -90,6 +92,7 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
         (Some(Command::Stop(arguments)), None) => stop::stop(&arguments, &global),
         (Some(Command::Check(arguments)), None) => check::check(&arguments, &global),
         (Some(Command::Verify(arguments)), None) => verify::verify(&arguments, &global),
+        (Some(Command::Profile(arguments)), None) => profile::profile(&arguments, &global),
         (Some(Command::Metrics(arguments)), None) => metrics::metrics(&arguments, &global),
         (Some(Command::Data(arguments)), None) => data::data(&arguments, &global),
         (Some(Command::Weights(arguments)), None) => weights::weights(&arguments, &global),

@@ -1,13 +1,25 @@
-//! `verify`: proofs of the engine against reference numbers.
+//! `verify`: proofs of the engine, against reference numbers and against itself.
 
-use super::arguments::{Global, Verify, VerifyArguments};
+use super::arguments::{Global, PackingArguments, Verify, VerifyArguments};
+use super::chosen::choose;
+use super::data::with_progress;
 use super::output;
-use crate::train::golden;
+use crate::config::LingbotRecipe;
+use crate::data::EpisodeSet;
+use crate::train::{golden, packing_check};
 use crate::{Error, Exit, Result};
+use serde_json::json;
+use std::path::PathBuf;
 
-/// Recomputes golden files; exit 0 only if every one is inside its tolerances, 70 if one is not.
+/// One of the proofs; exit 0 only if everything is inside its tolerances, 70 if something is not.
 pub fn verify(arguments: &VerifyArguments, global: &Global) -> Result<Exit> {
-    let Verify::Golden { files } = &arguments.what;
+    match &arguments.what {
+        Verify::Golden { files } => golden(files, global),
+        Verify::Packing(arguments) => packing(arguments, global),
+    }
+}
+
+fn golden(files: &[PathBuf], global: &Global) -> Result<Exit> {
     let mut reports = Vec::new();
     for file in files {
         let report = golden::verify(file)?;
@@ -21,11 +33,43 @@ pub fn verify(arguments: &VerifyArguments, global: &Global) -> Result<Exit> {
     }
     let failed: Vec<String> =
         reports.iter().filter(|report| !report.passed()).map(|report| report.file.display().to_string()).collect();
+    let error = Error::new(Exit::Crash, "golden_differs", "the engine's numbers differ from the golden file's");
+    end(failed, error, global)
+}
+
+fn packing(arguments: &PackingArguments, global: &Global) -> Result<Exit> {
+    let chosen = choose(&arguments.path, None, &arguments.set)?;
+    let recipe = chosen.recipe.lingbot("verify packing")?;
+    let tile = arguments.tile.map_or_else(|| tile_of_data(recipe), |tile| Ok(tile.0))?;
+    let report = with_progress("packed against separate, per cent", global, |progress| {
+        packing_check::check(recipe, tile, &arguments.frames, progress)
+    })?;
+    if global.json {
+        output::document(&json!({"recipe": chosen.name, "report": report}))?;
+    } else {
+        output::line(format!("{}: {}", chosen.name, report.to_text()))?;
+    }
+    let failed: Vec<String> = report.failures().cloned().collect();
+    let error = Error::new(Exit::Crash, "packing_differs", "packed episodes do not give what each gives alone");
+    end(failed, error, global)
+}
+
+/// What the datasets say of their views; no picture is read.
+fn tile_of_data(recipe: &LingbotRecipe) -> Result<(usize, usize)> {
+    let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text).map_err(|error| {
+        let hint = "or name the tile in latent cells (16 pixels each), as in --tile 24x20: then no data is needed";
+        let hint = if error.hint.is_empty() { hint.to_owned() } else { format!("{}; {hint}", error.hint) };
+        error.hint(hint)
+    })?;
+    Ok(set.grid())
+}
+
+/// The exit of a proof that found these failures.
+fn end(failed: Vec<String>, error: Error, global: &Global) -> Result<Exit> {
     if failed.is_empty() {
         return Ok(Exit::Done);
     }
-    let error = Error::new(Exit::Crash, "golden_differs", "the engine's numbers differ from the golden file's")
-        .in_place(failed.join(", "));
+    let error = error.in_place(failed.join(", "));
     // With --json the reports are the document.
     if global.json {
         output::warn(&error);

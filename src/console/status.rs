@@ -98,13 +98,13 @@ pub fn tokens_per_second(step: &StepEvent) -> f64 {
     if step.step_ms > 0.0 { step.tokens as f64 / step.step_ms * 1000.0 } else { f64::NAN }
 }
 
-/// How the newest step's episodes were packed, in `columns`; empty for an arm that packs none. What it wastes gives way
-/// first: the panel of padding waste says it too.
-pub fn packing(run: &RunView, columns: usize) -> String {
+/// How the newest step's episodes were packed, in `columns`; empty for an arm that packs none. What gives way first is
+/// said elsewhere too: beside panels what is padded, else the micro-steps.
+pub fn packing(run: &RunView, columns: usize, beside_panels: bool) -> String {
     let Some(packing) = run.last_step.as_ref().and_then(|step| step.packing) else { return String::new() };
     let PackingStep { micro_steps, distinct_shapes, rank_imbalance, .. } = packing;
     let mut facts = vec![(2, count(micro_steps, "micro-step")), (1, count(distinct_shapes, "shape"))];
-    facts.extend(padding_parts(&packing).map(|part| (3, part)));
+    facts.push((if beside_panels { 3 } else { 1 }, padding_parts(&packing).join(", ")));
     facts.push((0, format!("imbalance {}", imbalance(rank_imbalance))));
     join(facts, columns)
 }

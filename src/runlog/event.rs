@@ -248,3 +248,20 @@ pub struct ClipMetrics {
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_time_without_latent_errors_are_read_and_written_as_they_were() {
+        let old = r#"{"clip":"a@0","wrist_lpips":0.5,"wrist_psnr":20.0,"wrist_ssim":0.7,"trans_l2_norm":0.4,"trans_l2_m":0.05,"rot_deg":12.0,"ceiling_lpips":0.1,"ceiling_psnr":27.0}"#;
+        let mut metrics: ClipMetrics = serde_json::from_str(old).expect("read");
+        assert_eq!(metrics.wrist_latent_mse, None);
+        assert_eq!(serde_json::to_string(&metrics).expect("written"), old);
+        (metrics.wrist_latent_mse, metrics.rot_deg) = (Some(0.25), f64::NAN);
+        let line = serde_json::to_string(&metrics).expect("written");
+        let read: ClipMetrics = serde_json::from_str(&line).expect("read");
+        assert!(read.wrist_latent_mse == Some(0.25) && read.rot_deg.is_nan(), "{line}");
+    }
+}

@@ -9,9 +9,19 @@ use crate::model::{Conditioning, Parameters, Transformer};
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor, Var};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// Gradient of each parameter that the loss depends on, by name.
 pub type Gradients = BTreeMap<String, Tensor>;
+
+/// Wall time of one forward and backward pass. On the CPU an operation is done when it returns.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Timing {
+    /// To the loss.
+    pub forward: Duration,
+    /// Blocks that are computed again for it count here.
+    pub backward: Duration,
+}
 
 /// One forward and backward pass: outputs and losses (detached) and the gradients of `losses.total`.
 pub fn forward_backward<M: Transformer>(
@@ -21,16 +31,30 @@ pub fn forward_backward<M: Transformer>(
     recompute: bool,
     loss: impl Fn(&M::Output) -> Result<Losses>,
 ) -> Result<(M::Output, Losses, Gradients)> {
+    timed_forward_backward(model, parameters, input, recompute, loss).map(|(result, _)| result)
+}
+
+/// [`forward_backward`], and what it took.
+pub fn timed_forward_backward<M: Transformer>(
+    model: &M,
+    parameters: &Parameters,
+    input: &M::Input,
+    recompute: bool,
+    loss: impl Fn(&M::Output) -> Result<Losses>,
+) -> Result<((M::Output, Losses, Gradients), Timing)> {
     let mut gradients = Gradients::new();
-    let (output, losses) = if recompute {
-        recomputed(model, parameters, input, &loss, &mut gradients)?
+    let started = Instant::now();
+    let (output, losses, forward) = if recompute {
+        recomputed(model, parameters, input, &loss, &mut gradients, started)?
     } else {
         let output = model.forward(input)?;
         let losses = loss(&output)?;
+        let forward = started.elapsed();
         collect(parameters, &losses.total.backward()?, &mut gradients)?;
-        (output, losses)
+        (output, losses, forward)
     };
-    Ok((M::detach(&output), losses.detach(), gradients))
+    let timing = Timing { forward, backward: started.elapsed().saturating_sub(forward) };
+    Ok(((M::detach(&output), losses.detach(), gradients), timing))
 }
 
 fn recomputed<M: Transformer>(
@@ -39,7 +63,8 @@ fn recomputed<M: Transformer>(
     input: &M::Input,
     loss: &impl Fn(&M::Output) -> Result<Losses>,
     gradients: &mut Gradients,
-) -> Result<(M::Output, Losses)> {
+    started: Instant,
+) -> Result<(M::Output, Losses, Duration)> {
     let layout = model.layout(input)?;
     let (front_x, front_conditioning) = model.front(input, &layout)?;
     let shared: Vec<Var> = front_conditioning
@@ -59,6 +84,7 @@ fn recomputed<M: Transformer>(
     let last = Var::from_tensor(&boundaries[model.depth()])?;
     let output = model.back(last.as_tensor(), &conditioning, &layout)?;
     let losses = loss(&output)?;
+    let forward = started.elapsed();
     let store = losses.total.backward()?;
     collect(parameters, &store, gradients)?;
     let mut cotangent = required(&store, &last)?;
@@ -81,7 +107,7 @@ fn recomputed<M: Transformer>(
         }
     }
     collect(parameters, &surrogate.backward()?, gradients)?;
-    Ok((output, losses))
+    Ok((output, losses, forward))
 }
 
 /// Adds the store's parameter gradients to `gradients`.

@@ -1,4 +1,4 @@
-//! Memory of this process, for the step events.
+//! Memory of this process, for the step events and for what is measured by itself.
 
 use crate::runlog::{Memory, MemoryKind};
 
@@ -12,6 +12,12 @@ pub fn resident() -> Memory {
         peak_bytes: kilobytes(&status, "VmHWM:") * 1024,
         total_bytes: kilobytes(&machine, "MemTotal:") * 1024,
     }
+}
+
+/// Lets the peak begin anew at what is resident now. `false` where the system does not allow it: peaks are then those
+/// since the process began.
+pub fn reset_peak() -> bool {
+    std::fs::write("/proc/self/clear_refs", "5").is_ok()
 }
 
 fn kilobytes(text: &str, field: &str) -> u64 {

@@ -10,7 +10,10 @@ mod loader;
 mod losses;
 mod measure;
 mod memory;
+mod open;
 pub mod optimizer;
+pub mod packing_check;
+pub mod profile;
 pub mod schedule;
 pub mod stop;
 mod task;
@@ -18,3 +21,4 @@ pub mod worker;
 pub mod xwam;
 
 pub use losses::Losses;
+pub use open::Opening;

@@ -3,6 +3,7 @@
 //! The loop in [`worker`](super::worker) is written once; whatever differs between families stands behind this trait.
 
 use super::optimizer::GradientSum;
+use super::profile::MicroStepProfile;
 use crate::data::Progress;
 use crate::model::Parameters;
 use crate::runlog::{ClipMetrics, PackingStep, ValidationEvent};
@@ -13,6 +14,9 @@ use std::path::Path;
 
 /// Asked between two pieces of work; `false` ends it. (done, total) say how far it has come.
 pub(super) type GoOn<'a> = &'a mut dyn FnMut(u64, u64) -> Result<bool>;
+
+/// Hears of a micro-step that is done.
+pub(super) type Done<'a> = &'a mut dyn FnMut(MicroStepProfile) -> Result<()>;
 
 /// One family's part of a run. Opened before the model exists; [`Task::bind`] comes before steps and measurements.
 pub(super) trait Task: Sync {
@@ -39,12 +43,17 @@ pub(super) trait Task: Sync {
     /// Reads the truth of the held-out samples.
     fn prepare_validation(&mut self, progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()>;
 
-    /// Runs the micro-steps of optimizer step `step` (the first is 1). `None` if `interrupted` between two of them.
+    /// Samples of the first `micro_steps` micro-steps of the run, as [`Task::cache`] numbers them; one may come twice.
+    fn first_samples(&self, micro_steps: usize) -> Result<Vec<usize>>;
+
+    /// Runs the micro-steps of optimizer step `step` (the first is 1), telling `done` of each. `None` if `interrupted`,
+    /// which is asked before each.
     fn gradients(
         &mut self,
         parameters: &Parameters,
         step: u64,
         interrupted: &dyn Fn() -> bool,
+        done: Done<'_>,
     ) -> Result<Option<StepParts>>;
 
     /// Measures the model on the held-out samples, leaving strips in the folder. `None` if it was told not to go on.

@@ -5,18 +5,16 @@
 //! is on disk before the process leaves, unless the process is killed.
 
 use super::checkpoint::{self, TrainerState};
-use super::lingbot::{EpisodeStore, LingbotTask};
 use super::measure::averages;
 use super::memory;
+use super::open::{Opening, open};
 use super::optimizer::AdamW;
+use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
 use super::schedule::learning_rate;
 use super::stop::StopFlag;
 use super::task::{Point, Task, scalar};
-use super::xwam::XwamTask;
-use super::xwam::batches::ClipStore;
-use crate::codec::{self, Extent, LatentCache, LatentCodec};
-use crate::config::{CodecConfig, LatentSource, LingbotRecipe, Recipe, TrainConfig, XwamRecipe};
-use crate::data::{Dataset, EpisodeSet, TextTable, sha256_hex};
+use crate::config::{Recipe, TrainConfig};
+use crate::data::{Progress, sha256_hex};
 use crate::model::{self, Parameters};
 use crate::runlog::{
     Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
@@ -56,6 +54,7 @@ pub struct WorkerSpec {
 
 /// Trains until the last step or a stop. `observe` hears every event as it is recorded.
 pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) -> Result<Exit> {
+    let mut quota = MicroStepQuota::from_environment()?;
     let lock = RunLock::acquire(spec.run.clone())?;
     let store = crate::runlog::CheckpointStore::new(&spec.run);
     let latest = store.latest_complete(Check::Hashes)?;
@@ -89,7 +88,7 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
         for warning in &latest.warnings {
             journal.message(Level::Warning, format!("passed over a checkpoint: {warning}"))?;
         }
-        train(&spec, &stop, &mut journal, latest.checkpoint, &mut step)
+        train(&spec, &stop, &mut journal, latest.checkpoint, &mut quota, &mut step)
     }))
     .unwrap_or_else(|_| Err(Error::crash("the trainer panicked; the place is in the attempt's worker.log")));
     // A stop that was heard before there was anything to save.
@@ -170,10 +169,11 @@ fn train(
     stop: &StopFlag,
     journal: &mut Journal<'_>,
     from: Option<crate::runlog::Checkpoint>,
+    quota: &mut MicroStepQuota,
     completed: &mut u64,
 ) -> Result<Ended> {
     let recipe = &spec.recipe;
-    let mut task = open(spec, stop, journal)?;
+    let mut task = open(recipe, &spec.cache, &mut Logged { journal, stop })?;
 
     let (initial, provenance) =
         with_progress(journal, stop, Phase::BuildingModel, |progress| task.initialise(progress))?;
@@ -230,7 +230,10 @@ fn train(
         }
         let interrupted = || journal.stop_requested(stop).is_some();
         match optimizer_step(task.as_mut(), &parameters, &mut optimizer, train, step + 1, &interrupted)? {
-            Some(event) => {
+            Some((event, micro_steps)) => {
+                for line in quota.lines(micro_steps) {
+                    journal.message(Level::Info, line)?;
+                }
                 journal.emit(Event::Step(event))?;
                 *completed = step + 1;
             }
@@ -242,54 +245,24 @@ fn train(
     }
 }
 
-/// The family's part of the run, its data opened.
-fn open(spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<Box<dyn Task>> {
-    match &spec.recipe {
-        Recipe::Xwam(recipe) => Ok(Box::new(XwamTask::new(recipe, open_clips(recipe, spec, stop, journal)?))),
-        Recipe::Lingbot(recipe) => Ok(Box::new(LingbotTask::new(recipe, open_episodes(recipe, spec, stop, journal)?)?)),
-    }
+/// Opening as an attempt shows it: in its log.
+struct Logged<'a, 'j> {
+    journal: &'a mut Journal<'j>,
+    stop: &'a StopFlag,
 }
 
-/// Dataset, codec, text and cache, with their progress in the log.
-fn open_clips(recipe: &XwamRecipe, spec: &WorkerSpec, stop: &StopFlag, journal: &mut Journal<'_>) -> Result<ClipStore> {
-    journal.phase(Phase::LoadingData, 0, 1)?;
-    let dataset = Dataset::open(&recipe.data, &recipe.model)?;
-    let text = TextTable::new(&recipe.text, recipe.model.text_len, recipe.model.text_dim, &dataset.prompts())?;
-    // The codec asks for this key, which the dataset remembers in its parts: hashing shows under its own name.
-    with_progress(journal, stop, Phase::LoadingData, |progress| dataset.training_key(progress))?;
-    let codec =
-        with_progress(journal, stop, Phase::FittingCodec, |progress| codec::open(&recipe.codec, &dataset, progress))?;
-    let (height, width) = dataset.picture_size();
-    let extent = Extent { frames: recipe.data.frames, height, width }.latent()?;
-    let cache = LatentCache::open(&spec.cache)?;
-    Ok(ClipStore { dataset, codec, cache, text, extent })
-}
-
-/// Episodes, codec and cache, with their progress in the log.
-fn open_episodes(
-    recipe: &LingbotRecipe,
-    spec: &WorkerSpec,
-    stop: &StopFlag,
-    journal: &mut Journal<'_>,
-) -> Result<EpisodeStore> {
-    journal.phase(Phase::LoadingData, 0, 1)?;
-    let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
-    for left_out in set.excluded() {
-        journal.message(Level::Warning, left_out.to_string())?;
+impl Opening for Logged<'_, '_> {
+    fn begin(&mut self, phase: Phase) -> Result<()> {
+        self.journal.phase(phase, 0, 1)
     }
-    let codec: Option<Box<dyn LatentCodec>> = match (&recipe.codec, recipe.data.latents) {
-        // Published latents are the VAE's: what trains on them does not need to decode them.
-        (CodecConfig::WanVae { .. }, LatentSource::Official) => {
-            let text = "the Wan2.2 VAE cannot be run by this version: validation measures latents, not pictures";
-            journal.message(Level::Warning, text)?;
-            None
-        }
-        (config, _) => {
-            with_progress(journal, stop, Phase::LoadingData, |progress| set.training_key(progress))?;
-            Some(with_progress(journal, stop, Phase::FittingCodec, |progress| codec::open(config, &set, progress))?)
-        }
-    };
-    Ok(EpisodeStore { set, codec, cache: LatentCache::open(&spec.cache)? })
+
+    fn warn(&mut self, text: String) -> Result<()> {
+        self.journal.message(Level::Warning, text)
+    }
+
+    fn watch<T: Send>(&mut self, phase: Phase, work: impl FnOnce(Progress<'_>) -> Result<T> + Send) -> Result<T> {
+        with_progress(self.journal, self.stop, phase, work)
+    }
 }
 
 /// Runs `work` on another thread and records its progress from this one, at most a few times a second. A stop ends the
@@ -298,7 +271,7 @@ fn with_progress<T: Send>(
     journal: &mut Journal<'_>,
     stop: &StopFlag,
     phase: Phase,
-    work: impl FnOnce(crate::data::Progress<'_>) -> Result<T> + Send,
+    work: impl FnOnce(Progress<'_>) -> Result<T> + Send,
 ) -> Result<T> {
     journal.go_on(stop)?;
     let (sender, receiver) = crossbeam_channel::bounded::<(u64, u64)>(1);
@@ -417,7 +390,7 @@ fn validate(
     Ok(Some(mean))
 }
 
-/// Gradients and update of the `step`-th step; `None` if it was interrupted and dropped.
+/// Gradients and update of the `step`-th step, and its micro-steps; `None` if it was interrupted and dropped.
 fn optimizer_step(
     task: &mut dyn Task,
     parameters: &Parameters,
@@ -425,16 +398,25 @@ fn optimizer_step(
     train: &TrainConfig,
     step: u64,
     interrupted: &dyn Fn() -> bool,
-) -> Result<Option<StepEvent>> {
+) -> Result<Option<(StepEvent, Vec<MicroStepProfile>)>> {
     let started = Instant::now();
-    let Some(parts) = task.gradients(parameters, step, interrupted)? else { return Ok(None) };
+    let mut micro_steps = Vec::new();
+    let mut done = |micro_step| {
+        micro_steps.push(micro_step);
+        Ok(())
+    };
+    let Some(parts) = task.gradients(parameters, step, interrupted, &mut done)? else { return Ok(None) };
     if !parts.loss.is_finite() {
         return Err(Error::crash(format!("the loss is {} at step {step}", parts.loss))
             .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
     }
     let lr = learning_rate(train, step);
+    let updating = Instant::now();
     let grad_norm = optimizer.update(parameters, &parts.gradients, train, lr, step)?;
-    Ok(Some(StepEvent {
+    if let Some(last) = micro_steps.last_mut() {
+        last.update_ms = Some(milliseconds(updating.elapsed()));
+    }
+    let event = StepEvent {
         step,
         loss: parts.loss,
         loss_video: parts.loss_video,
@@ -449,7 +431,8 @@ fn optimizer_step(
         memory: memory::resident(),
         branch_norm: branch_norm(parameters)?,
         packing: parts.packing,
-    }))
+    };
+    Ok(Some((event, micro_steps)))
 }
 
 /// Norm over all output projections of the geometry branch: one that stays at zero is a null result of another kind.

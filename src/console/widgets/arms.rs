@@ -100,7 +100,7 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     let room = usize::from(end.saturating_sub(indent));
     let below = usize::from(area.height.min(5)).saturating_sub(1);
     // With two lines, how it goes and what is safe come first; where the packing has a line, it is said only there.
-    let packing = if below > 2 { status::packing(arm.run, room) } else { String::new() };
+    let packing = if below > 2 { status::packing(arm.run, room, true) } else { String::new() };
     let why = status::why(arm.run, arm.state, &arm.reason, app.now_ms, room, packing.is_empty());
     let why = format::clean(&why);
     let why_style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };

@@ -224,16 +224,29 @@ pub fn sparkline(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer
     }
 }
 
-/// What stands at the end of an arm's curve: its short name and value, at the cursor if there is one.
-fn label(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
+/// The labels at the ends of the curves, names and values in columns of their own.
+fn labels<'l>(app: &App, lines: &'l [Lines<'l>], metric: Metric) -> Vec<(&'l Lines<'l>, String, bool)> {
+    let ends: Vec<_> = lines.iter().filter_map(|line| Some((line, end_of(app, line.arm, metric)?))).collect();
+    let names = ends.iter().map(|(line, _)| format::width(&line.arm.short)).max().unwrap_or(0);
+    let values = ends.iter().filter(|(_, (_, bad))| !bad).map(|(_, (text, _))| format::width(text)).max().unwrap_or(0);
+    ends.into_iter()
+        .map(|(line, (text, bad))| {
+            let missing = if bad { 0 } else { values.saturating_sub(format::width(&text)) };
+            (line, format!("{} {}{text}", format::pad(&line.arm.short, names), " ".repeat(missing)), bad)
+        })
+        .collect()
+}
+
+/// What stands at the end of an arm's curve: its value, at the cursor if there is one.
+fn end_of(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
     let curve = app.curve(&arm.run.arm, metric)?;
     let step = app.chart.cursor.unwrap_or(app.window().1);
     // Points went before: it diverged. Without any, the family does not measure this.
     if let (Some(since), None) = (curve.non_finite_since(), app.chart.cursor) {
-        return Some((format!("{} NaN since {}", arm.short, thousands(since)), true));
+        return Some((format!("NaN since {}", thousands(since)), true));
     }
     let (_, value) = curve.at(arm.run, step)?;
-    Some((format!("{} {}", arm.short, metric.value(f64::from(value))), false))
+    Some((metric.value(f64::from(value)), false))
 }
 
 /// A chart with axes, seams, labels and its frame.
@@ -278,8 +291,7 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
         explain(theme, &text, inside, buffer);
         return;
     };
-    let labels: Vec<(&Lines<'_>, String, bool)> =
-        lines.iter().filter_map(|line| label(app, line.arm, metric).map(|(text, bad)| (line, text, bad))).collect();
+    let labels = labels(app, &lines, metric);
     let gutter = labels.iter().map(|(_, text, _)| format::width(text) as u16 + 1).max().unwrap_or(0);
     let gutter = gutter.min(inside.width / 3);
     let ticks = scale.ticks(usize::from(inside.height / 3).max(2));

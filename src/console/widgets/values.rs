@@ -152,13 +152,13 @@ fn facts(arm: &Arm<'_>, metric: Metric) -> Option<Vec<String>> {
     })
 }
 
-/// Lines that [`line`] needs: one, and one for the packing.
+/// Lines in which [`line`] says everything: one, and one for the packing.
 pub fn lines_of(arm: &Arm<'_>) -> u16 {
     1 + u16::from(arm.run.last_step.as_ref().is_some_and(|step| step.packing.is_some()))
 }
 
 /// The latest values of one arm in a line, its name in `names` columns: what compact and small screens have instead of
-/// panels. With a second line, that says the packing.
+/// panels. A second line says the packing; an arm without it has one beside arms that pack.
 pub fn line(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer) {
     let color = app.theme.arm(arm.position);
     let x = put(buffer, area.x + 1, area.y, area.right(), &format::pad(&arm.short, names), color) + 2;
@@ -170,6 +170,8 @@ pub fn line(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buf
     let style = app.theme.role(if old { Role::Dim } else { Role::Text });
     put(buffer, x, area.y, area.right(), &format::fit_words(&values, room), style);
     if area.height > 1 {
-        put(buffer, x, area.y + 1, area.right(), &status::packing(arm.run, room), style);
+        let tokens = || arm.run.last_step.as_ref().map(|step| format!("{} tokens a step", thousands(step.tokens)));
+        let packing = Some(status::packing(arm.run, room, false)).filter(|text| !text.is_empty()).or_else(tokens);
+        put(buffer, x, area.y + 1, area.right(), &packing.unwrap_or_default(), style);
     }
 }

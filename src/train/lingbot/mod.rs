@@ -11,9 +11,11 @@ pub use validation::{ChunkId, measured_chunks};
 use self::batches::{Batch, build, places};
 use self::flow::Schedules;
 use self::validation::Validator;
-use super::gradients::forward_backward;
+use super::gradients::timed_forward_backward;
 use super::loader::Loader;
-use super::task::{GoOn, Point, StepParts, Task, scalar, unbound};
+use super::memory;
+use super::profile::{MicroStepProfile, milliseconds};
+use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
 use crate::config::LingbotRecipe;
 use crate::data::episodes::EpisodeId;
 use crate::data::{Progress, sha256_hex};
@@ -25,6 +27,7 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One run of this family.
 pub(super) struct LingbotTask {
@@ -114,11 +117,21 @@ impl Task for LingbotTask {
         Ok(())
     }
 
+    fn first_samples(&self, micro_steps: usize) -> Result<Vec<usize>> {
+        let mut samples = Vec::new();
+        for place in places(&self.store, &self.recipe, 1).take(micro_steps) {
+            let episodes = place?.micro_batch.episodes;
+            samples.extend(episodes.iter().map(|planned| self.store.set.validation().len() + planned.episode));
+        }
+        Ok(samples)
+    }
+
     fn gradients(
         &mut self,
         parameters: &Parameters,
         step: u64,
         interrupted: &dyn Fn() -> bool,
+        done: Done<'_>,
     ) -> Result<Option<StepParts>> {
         let mut parts = StepParts { loss_proprio: f64::NAN, ..StepParts::default() };
         let mut left = None;
@@ -126,26 +139,41 @@ impl Task for LingbotTask {
             if interrupted() {
                 return Ok(None);
             }
-            let waited = std::time::Instant::now();
+            let waited = Instant::now();
             let Batch { place, input, targets, shares, text_rows, text_padding } =
                 self.started_loader(step)?.next_batch()?;
-            parts.data_ms += waited.elapsed().as_secs_f64() * 1e3;
+            let data_ms = milliseconds(waited.elapsed());
+            parts.data_ms += data_ms;
             left = Some(left.unwrap_or(place.of) - 1);
             let model = self.model.as_ref().ok_or_else(unbound)?;
             let tokens = place.micro_batch.tokens;
             self.shapes.insert(tokens);
             let valid: usize = place.micro_batch.episodes.iter().map(|episode| episode.valid_frames).sum();
-            let real =
-                crate::pack::length::trunk_tokens(valid, batches::frame_tokens(&self.store.set, &self.recipe.model));
+            let frame = batches::frame_tokens(&self.store.set, &self.recipe.model);
+            let real = crate::pack::length::trunk_tokens(valid, frame);
             parts.tokens += tokens as u64;
             parts.text_rows += text_rows as u64;
             parts.padding += (tokens - real + text_padding) as u64;
 
             let loss = |output: &Vec<_>| flow::losses(output, &targets, &shares);
-            let (_, losses, gradients) =
-                forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
+            let ((_, losses, gradients), timing) =
+                timed_forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
+            let adding = Instant::now();
             // Shares already make the sum over micro-batches the mean over the step.
             parts.gradients.add(&gradients, 1.0)?;
+            done(MicroStepProfile {
+                step,
+                micro_step: place.of - left.unwrap_or(0),
+                micro_steps: place.of,
+                tokens: tokens as u64,
+                samples: place.micro_batch.episodes.len(),
+                visible_pairs: place.micro_batch.visible_pairs(frame),
+                data_ms,
+                forward_ms: milliseconds(timing.forward),
+                backward_ms: milliseconds(timing.backward + adding.elapsed()),
+                update_ms: None,
+                memory: memory::resident(),
+            })?;
             parts.loss += scalar(&losses.total)?;
             parts.loss_video += scalar(&losses.video)?;
             parts.loss_action += scalar(&losses.action)?;

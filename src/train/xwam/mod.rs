@@ -6,19 +6,22 @@ mod validation;
 
 use self::batches::{Batch, ClipStore};
 use self::validation::Validator;
-use super::gradients::forward_backward;
+use super::gradients::timed_forward_backward;
 use super::loader::Loader;
 use super::measure::spread;
-use super::task::{GoOn, Point, StepParts, Task, scalar, unbound};
+use super::memory;
+use super::profile::{MicroStepProfile, milliseconds};
+use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
 use crate::Result;
 use crate::config::XwamRecipe;
 use crate::data::{ClipId, Progress, sha256_hex};
 use crate::model::{Parameters, Transformer, XwamModel, parameter_specs};
 use candle_core::{Device, Tensor};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// One run of this family.
 pub(super) struct XwamTask {
@@ -90,11 +93,20 @@ impl Task for XwamTask {
         Ok(())
     }
 
+    fn first_samples(&self, micro_steps: usize) -> Result<Vec<usize>> {
+        let (train, clips) = (&self.recipe.train, self.store.dataset.train());
+        let slots = 0..(micro_steps * train.batch_size) as u64;
+        let clips: BTreeSet<ClipId> = slots.map(|slot| batches::clip_of_slot(clips, train.seed, slot)).collect();
+        let first = self.measured.len();
+        Ok((first..self.samples()).filter(|&sample| clips.contains(self.clip(sample))).collect())
+    }
+
     fn gradients(
         &mut self,
         parameters: &Parameters,
         step: u64,
         interrupted: &dyn Fn() -> bool,
+        done: Done<'_>,
     ) -> Result<Option<StepParts>> {
         let Self { recipe, store, model, loader, .. } = self;
         let model = model.as_ref().ok_or_else(unbound)?;
@@ -111,19 +123,37 @@ impl Task for XwamTask {
         let (train, flow) = (&recipe.train, &recipe.flow);
         let weight = 1.0 / train.accumulate as f64;
         let mut parts = StepParts::default();
-        for _ in 0..train.accumulate {
+        for micro_step in 1..=train.accumulate {
             if interrupted() {
                 return Ok(None);
             }
-            let waited = std::time::Instant::now();
+            let waited = Instant::now();
             let Batch { input, targets, padding_rows } = loader.next_batch()?;
-            parts.data_ms += waited.elapsed().as_secs_f64() * 1e3;
-            parts.tokens += (model.layout(&input)?.tokens() * train.batch_size) as u64;
+            let data_ms = milliseconds(waited.elapsed());
+            let sequence = model.layout(&input)?.tokens() as u64;
+            let tokens = sequence * train.batch_size as u64;
+            parts.data_ms += data_ms;
+            parts.tokens += tokens;
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
             let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
-            let (_, losses, gradients) = forward_backward(model, parameters, &input, train.recompute, loss)?;
+            let ((_, losses, gradients), timing) =
+                timed_forward_backward(model, parameters, &input, train.recompute, loss)?;
+            let adding = Instant::now();
             parts.gradients.add(&gradients, weight as f32)?;
+            done(MicroStepProfile {
+                step,
+                micro_step,
+                micro_steps: train.accumulate,
+                tokens,
+                samples: train.batch_size,
+                visible_pairs: tokens * sequence,
+                data_ms,
+                forward_ms: milliseconds(timing.forward),
+                backward_ms: milliseconds(timing.backward + adding.elapsed()),
+                update_ms: None,
+                memory: memory::resident(),
+            })?;
             parts.loss += weight * scalar(&losses.total)?;
             parts.loss_video += weight * scalar(&losses.video)?;
             parts.loss_action += weight * scalar(&losses.action)?;
