@@ -215,8 +215,8 @@ Examples:
   lbva-tui data pack experiments/packing
   lbva-tui data pack recipe.yaml --set packing.ranks=64 --set train.accumulate=2 --json
 
-Only metadata is read. LINGBOT_PAD_MULTIPLE wins over packing.pad_multiple. One epoch is planned as it would be
-trained; costs are FLOP by the model's sizes.";
+One epoch is planned as it would be trained, from metadata alone; costs are FLOP by the model's
+sizes. LINGBOT_PAD_MULTIPLE wins over packing.pad_multiple.";
 
 const REPORT_EXAMPLES: &str = "\
 Examples:
