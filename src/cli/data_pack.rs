@@ -5,11 +5,11 @@ use crate::config::{
     LingbotFlowConfig, LingbotModelConfig, LingbotRecipe, PackingConfig, PackingKind, TextConfig, TrainConfig,
 };
 use crate::data::episodes::EpisodeSet;
-use crate::pack::bucket::pad_multiple;
 use crate::pack::cost::CostModel;
 use crate::pack::sequence::FrameTokens;
 use crate::pack::statistics::{PackingStatistics, TextTokens, statistics};
 use crate::pack::step::Planner;
+use crate::train::lingbot::batches;
 use crate::words::thousands;
 use crate::{Exit, Result};
 use serde::Serialize;
@@ -65,21 +65,16 @@ pub struct Impossible {
 /// Opens the recipe's metadata, computes and prints.
 pub(super) fn pack_recipe(name: &str, recipe: &LingbotRecipe, json: bool) -> Result<Exit> {
     let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
-    let lengths: Vec<usize> = set.train().iter().map(|&id| set.frames(id)).collect();
+    let lengths = batches::lengths(&set);
     let real_text_tokens: Option<Vec<usize>> = match recipe.text {
         TextConfig::LatentFiles => None,
         _ => Some(set.train().iter().map(|&id| set.text().tokens(set.prompt(id))).collect()),
     };
-    let (height, width) = set.grid();
-    let [_, patch_height, patch_width] = recipe.model.patch_size;
-    let frame = FrameTokens { grid: [height / patch_height, width / patch_width], actions: set.actions_per_frame() };
-    let variable = std::env::var_os("LINGBOT_PAD_MULTIPLE");
-    let pad_multiple = pad_multiple(recipe.packing.pad_multiple, variable.as_deref())?;
     let inputs = PackInputs {
         name,
         lengths: &lengths,
-        frame,
-        packing: &PackingConfig { pad_multiple, ..recipe.packing.clone() },
+        frame: batches::frame_tokens(&set, &recipe.model),
+        packing: &recipe.packing,
         train: &recipe.train,
         flow: &recipe.flow,
         model: &recipe.model,

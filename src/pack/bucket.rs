@@ -6,7 +6,6 @@ use super::length::round_up;
 use super::stream::no_episodes;
 use crate::random::{Draw, Purpose};
 use crate::{Error, Result};
-use std::ffi::OsStr;
 
 /// The batches of one rank, epoch by epoch.
 ///
@@ -89,20 +88,6 @@ impl<'a> LengthBucketBatchSampler<'a> {
             .permutation(count / self.batch_size);
         order.into_iter().map(|batch| dealt[batch * self.batch_size..][..self.batch_size].to_vec()).collect()
     }
-}
-
-/// What batches are padded to: the recipe's multiple unless `LINGBOT_PAD_MULTIPLE` is set, whose value is `variable`.
-///
-/// # Errors
-/// `bad_pad_multiple` if it is no whole number from 1.
-pub fn pad_multiple(configured: usize, variable: Option<&OsStr>) -> Result<usize> {
-    let Some(text) = variable.filter(|text| !text.is_empty()) else { return Ok(configured) };
-    let number = text.to_str().and_then(|text| text.trim().parse().ok()).filter(|&multiple: &usize| multiple > 0);
-    number.ok_or_else(|| {
-        Error::usage("bad_pad_multiple", format!("\"{}\" is no whole number from 1", text.to_string_lossy()))
-            .in_place("LINGBOT_PAD_MULTIPLE")
-            .hint("unset it to use packing.pad_multiple")
-    })
 }
 
 /// Latent frames that every episode of a batch is padded to.
@@ -209,15 +194,6 @@ mod tests {
         // The order of batches is no sorted one.
         let firsts: Vec<usize> = sampler.batches(0).iter().map(|batch| lengths[batch[0]]).collect();
         assert!(!firsts.is_sorted(), "{firsts:?}");
-    }
-
-    #[test]
-    fn the_environment_wins_over_the_recipe() {
-        let read = |variable: Option<&str>| pad_multiple(8, variable.map(OsStr::new));
-        assert_eq!([None, Some(""), Some("4"), Some(" 16 ")].map(|text| read(text).unwrap()), [8, 8, 4, 16]);
-        for text in ["0", "-4", "8.0", "eight"] {
-            assert_eq!(read(Some(text)).unwrap_err().code, "bad_pad_multiple", "{text}");
-        }
     }
 
     #[test]

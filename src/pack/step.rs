@@ -109,8 +109,6 @@ pub struct Planner<'a> {
 impl<'a> Planner<'a> {
     /// A planner of this kind, whichever the recipe names. `lengths`: latent frames of each training episode.
     ///
-    /// `packing.pad_multiple` is what batches are padded to: who honours `LINGBOT_PAD_MULTIPLE` sets it there first.
-    ///
     /// # Errors
     /// `no_episodes`, `empty_episode`, `no_ranks`, `batch_size_zero`, `accumulate_zero`, `alignment_zero`, `chunk_zero`,
     /// `batch_too_large`;
