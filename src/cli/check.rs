@@ -153,6 +153,7 @@ fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) {
     for left_out in set.excluded() {
         report.note(left_out.to_string());
     }
+    report.add(set.probe());
     let (height, width) = set.grid();
     let problems = config::validate_image_size(recipe.model.patch_size, height * SPACE_STRIDE, width * SPACE_STRIDE);
     if problems.is_empty() {
