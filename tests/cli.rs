@@ -62,7 +62,7 @@ fn experiment(change: impl Fn(String) -> String) -> (TempDir, PathBuf) {
 
 #[test]
 fn help_teaches_each_command() {
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 16] = [
         &["--help"],
         &["demo", "--help"],
         &["run", "--help"],
@@ -71,6 +71,8 @@ fn help_teaches_each_command() {
         &["check", "--help"],
         &["verify", "--help"],
         &["verify", "golden", "--help"],
+        &["verify", "packing", "--help"],
+        &["profile", "--help"],
         &["metrics", "--help"],
         &["data", "--help"],
         &["data", "info", "--help"],
@@ -99,6 +101,8 @@ fn command_line_mistakes_end_with_2() {
         &["stop", "experiments/demo"],
         &["verify"],
         &["verify", "golden"],
+        &["verify", "packing"],
+        &["profile"],
         &["data"],
         &["data", "inf", "x"],
         &["metrics", "a.png"],
