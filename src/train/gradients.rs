@@ -31,7 +31,8 @@ pub fn forward_backward<M: Transformer>(
     recompute: bool,
     loss: impl Fn(&M::Output) -> Result<Losses>,
 ) -> Result<(M::Output, Losses, Gradients)> {
-    timed_forward_backward(model, parameters, input, recompute, loss).map(|(result, _)| result)
+    let (output, losses, gradients, _) = timed_forward_backward(model, parameters, input, recompute, loss)?;
+    Ok((output, losses, gradients))
 }
 
 /// [`forward_backward`], and what it took.
@@ -41,7 +42,7 @@ pub fn timed_forward_backward<M: Transformer>(
     input: &M::Input,
     recompute: bool,
     loss: impl Fn(&M::Output) -> Result<Losses>,
-) -> Result<((M::Output, Losses, Gradients), Timing)> {
+) -> Result<(M::Output, Losses, Gradients, Timing)> {
     let mut gradients = Gradients::new();
     let started = Instant::now();
     let (output, losses, forward) = if recompute {
@@ -54,7 +55,7 @@ pub fn timed_forward_backward<M: Transformer>(
         (output, losses, forward)
     };
     let timing = Timing { forward, backward: started.elapsed().saturating_sub(forward) };
-    Ok(((M::detach(&output), losses.detach(), gradients), timing))
+    Ok((M::detach(&output), losses.detach(), gradients, timing))
 }
 
 fn recomputed<M: Transformer>(

@@ -155,7 +155,7 @@ impl Task for LingbotTask {
             parts.padding += (tokens - real + text_padding) as u64;
 
             let loss = |output: &Vec<_>| flow::losses(output, &targets, &shares);
-            let ((_, losses, gradients), timing) =
+            let (_, losses, gradients, timing) =
                 timed_forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
             let adding = Instant::now();
             // Shares already make the sum over micro-batches the mean over the step.

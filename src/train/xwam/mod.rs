@@ -136,7 +136,7 @@ impl Task for XwamTask {
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
             let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
-            let ((_, losses, gradients), timing) =
+            let (_, losses, gradients, timing) =
                 timed_forward_backward(model, parameters, &input, train.recompute, loss)?;
             let adding = Instant::now();
             parts.gradients.add(&gradients, weight as f32)?;
