@@ -172,9 +172,8 @@ fn check_accepts_the_committed_experiment() {
     assert!(ran.out.contains("model.geometry.enabled: m1_baseline false, m2_geometry true"), "{}", ran.out);
     let document = run(&["check", "experiments/demo", "--json"]).json();
     assert_eq!((&document["ok"], document["problems"].as_array().map(Vec::len)), (&Value::Bool(true), Some(0)));
-    assert!(
-        document["data"]["training_clips"].as_u64().unwrap() > document["data"]["validation_clips"].as_u64().unwrap()
-    );
+    let samples = |side: &str| document["data"][side].as_u64().unwrap();
+    assert!(samples("training") > samples("validation") && document["data"]["sample"] == "clips");
     assert!(document["device"]["name"].as_str().is_some());
 }
 
