@@ -56,10 +56,12 @@ fn source(episodes: &[PackedEpisode], frame: FrameTokens) -> Vec<Ids> {
 
 /// Whether query i sees key j in the public code, for the window of their episode.
 fn sees(i: Ids, j: Ids, window: usize) -> bool {
-    let (clean_i, clean_j) = (i.noise == 1, j.noise == 1);
-    let streams = (clean_i && clean_j && j.frame <= i.frame)
-        || (!clean_i && clean_j && j.frame < i.frame)
-        || (!clean_i && !clean_j && j.frame == i.frame);
+    let streams = match (i.noise, j.noise) {
+        (1, 1) => j.frame <= i.frame,
+        (0, 1) => j.frame < i.frame,
+        (0, 0) => j.frame == i.frame,
+        _ => false,
+    };
     i.seq == j.seq && i.seq >= 0 && i.frame.abs_diff(j.frame) <= window as u64 && streams
 }
 
@@ -99,6 +101,7 @@ fn episode() -> impl Strategy<Value = PackedEpisode> {
 fn frame_tokens() -> impl Strategy<Value = FrameTokens> {
     (0..3usize, 1..3usize, 0..4usize)
         .prop_map(|(rows, columns, actions)| FrameTokens { grid: [rows, columns], actions })
+        .prop_filter("a frame has tokens", |frame| frame.both() > 0)
 }
 
 proptest! {
@@ -199,6 +202,7 @@ fn packs_that_cannot_be_are_refused() {
         (PackedEpisode { frames: usize::MAX, ..whole }, frame, 1, "more than 4294967295 tokens"),
         (whole, FrameTokens { grid: [usize::MAX, 2], actions: 0 }, 1, "more than 4294967295 tokens"),
         (PackedEpisode { frames: 1 << 30, ..whole }, frame, 1, "more than 4294967295 tokens"),
+        (whole, FrameTokens { grid: [3, 0], actions: 0 }, 1, "no token"),
         (whole, frame, 0, "aligned to 0"),
         (whole, frame, usize::MAX, "aligned to"),
     ] {

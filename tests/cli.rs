@@ -62,8 +62,8 @@ fn experiment(change: impl Fn(String) -> String) -> (TempDir, PathBuf) {
 
 #[test]
 fn help_teaches_each_command() {
-    let commands: [&[&str]; 16] = [
-        &["--help"],
+    let commands = [
+        &["--help"] as &[&str],
         &["demo", "--help"],
         &["run", "--help"],
         &["resume", "--help"],
@@ -74,9 +74,14 @@ fn help_teaches_each_command() {
         &["verify", "packing", "--help"],
         &["profile", "--help"],
         &["metrics", "--help"],
+        &["weights", "--help"],
+        &["weights", "inspect", "--help"],
+        &["weights", "export", "--help"],
         &["data", "--help"],
         &["data", "info", "--help"],
         &["data", "fit-codec", "--help"],
+        &["data", "pack", "--help"],
+        &["data", "quantiles", "--help"],
         &["report", "--help"],
         &["help"],
     ];

@@ -4,6 +4,7 @@ mod console_fixture;
 
 use console_fixture::*;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use lbva_tui::console::metric::Metric;
 use lbva_tui::console::snapshot::LoadProgress;
 use lbva_tui::console::theme::{Pictures, Theme};
 use lbva_tui::console::{App, Msg};
@@ -42,6 +43,57 @@ fn two_arms_under_way() {
 }
 
 #[test]
+fn three_ways_to_pack() {
+    assert_screens("packing", packing);
+    for size in SIZES {
+        for selected in ["", "j", "jj"] {
+            let screens = [Theme::DARK, Theme { light: true, ..Theme::DARK }].map(|theme| {
+                let mut app = console(size, theme, packing());
+                keys(&mut app, selected);
+                text(&app, size)
+            });
+            assert_eq!(screens[0], screens[1], "light and dark differ in colour only");
+            assert!(!screens[0].contains("NaN"), "{}", screens[0]);
+        }
+    }
+}
+
+/// Where the curves of the three arms lie in the large chart of padding waste: the rows that their colours reach.
+fn waste_rows(theme: Theme, least: f64, log_y: bool) -> Vec<std::collections::BTreeSet<u16>> {
+    let size = (120, 40);
+    let mut app = console(size, theme, packing_with(least));
+    keys(&mut app, "]]]]]]]]");
+    if log_y {
+        keys(&mut app, "y");
+    }
+    let backend = frame(&app, size);
+    let buffer = backend.buffer();
+    // Up to the end labels, which are in the arms' colours too.
+    let within = |x: u16, y: u16| (58..100).contains(&x) && (2..19).contains(&y);
+    let braille = |symbol: &str| symbol.chars().all(|c| ('\u{2801}'..='\u{28ff}').contains(&c));
+    (0..3)
+        .map(|arm| {
+            let cells = (0..size.1).flat_map(|y| (0..size.0).map(move |x| (x, y)));
+            let curve = cells.filter(|(x, y)| within(*x, *y) && braille(buffer[(*x, *y)].symbol()));
+            curve.filter(|at| Some(buffer[*at].fg) == theme.arm(arm).fg).map(|(_, y)| y).collect()
+        })
+        .collect()
+}
+
+#[test]
+fn waste_tells_the_arms_apart_and_nothing_wasted_is_drawn() {
+    for theme in [Theme::DARK, Theme { light: true, ..Theme::DARK }] {
+        for (least, log_y) in [(0.001, false), (0.001, true), (0.0, false), (0.0, true)] {
+            let rows = waste_rows(theme, least, log_y);
+            assert!(rows.iter().all(|rows| !rows.is_empty()), "all arms are drawn: {rows:?}");
+            for (upper, lower) in [(0, 1), (1, 2)] {
+                assert!(rows[upper].last() < rows[lower].first(), "apart with {least} and log y {log_y}: {rows:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn before_the_first_step() {
     assert_screens("starting", starting);
 }
@@ -77,6 +129,15 @@ fn panes_and_modals() {
         ("one_arm_hidden", (80, 24), "j "),
     ] {
         let mut app = console(size, Theme::DARK, demo());
+        keys(&mut app, typed);
+        insta::assert_snapshot!(name, text(&app, size));
+    }
+    for (name, size, typed) in [
+        ("packing_waste_80x24", (80, 24), "jj]]]]]]]]"),
+        ("packing_waste_log_y_120x40", (120, 40), "j]]]]]]]]y"),
+        ("packing_no_poses_120x40", (120, 40), "]]]"),
+    ] {
+        let mut app = console(size, Theme::DARK, packing());
         keys(&mut app, typed);
         insta::assert_snapshot!(name, text(&app, size));
     }
@@ -171,10 +232,23 @@ fn any_run() -> impl Strategy<Value = RunView> {
                 run.series.step_ms.push((value * 3.0) as f32);
                 run.series.memory_bytes.push((value * 1e7) as f32);
                 run.series.padding_waste.push((value / 1e3) as f32);
-                run.last_step = Some(StepEvent { loss: value, step_ms: ms, ..step_event(1, step) });
+                let packing = (attempt > 1).then_some(PackingStep {
+                    micro_steps: step,
+                    distinct_shapes: step / 2,
+                    frame_padding: value,
+                    alignment_padding: ms,
+                    rank_imbalance: value,
+                });
+                let event = StepEvent { loss: value, step_ms: ms, loss_proprio: value, packing, ..step_event(1, step) };
+                run.last_step = Some(event);
             }
             for (step, attempt, value) in points {
-                let event = ValidationEvent { wrist_lpips: value, wrist_psnr: -value, ..validation(1, step) };
+                let event = ValidationEvent {
+                    wrist_lpips: value,
+                    wrist_psnr: -value,
+                    trans_l2_m: value,
+                    ..validation(1, step)
+                };
                 run.validations.push(ValidationPoint { attempt, event });
             }
             run.log = lines.into_iter().map(|(time_ms, text)| LogLine { time_ms, level: Level::Error, text }).collect();
@@ -237,6 +311,37 @@ proptest! {
         }
         let screen = text(&app, (width, height));
         prop_assert!(!screen.contains('\u{1b}'), "an escape sequence reached the screen");
+    }
+}
+
+/// A family without a pose, and one whose latents cannot be decoded.
+#[test]
+fn what_is_not_measured_is_a_dash_and_no_failure() {
+    for decoded in [true, false] {
+        let mut run = running("packed", 0, 700, 2_000);
+        for point in &mut run.validations {
+            let event = &mut point.event;
+            (event.trans_l2_norm, event.trans_l2_m, event.rot_deg) = (f64::NAN, f64::NAN, f64::NAN);
+            if !decoded {
+                (event.wrist_lpips, event.wrist_psnr, event.wrist_ssim) = (f64::NAN, f64::NAN, f64::NAN);
+                (event.ceiling_lpips, event.ceiling_psnr) = (f64::NAN, f64::NAN);
+            }
+        }
+        let snapshot = lbva_tui::console::ConsoleSnapshot {
+            runs: vec![Arc::new(run)],
+            verdict: None,
+            planned_validations: 0,
+            ..demo()
+        };
+        for size in SIZES {
+            let mut app = console(size, Theme::DARK, snapshot.clone());
+            for _ in Metric::ALL {
+                assert!(!text(&app, size).contains("NaN"), "{}", text(&app, size));
+                press(&mut app, KeyCode::Char(']'));
+            }
+        }
+        let screen = text(&console((200, 50), Theme::DARK, snapshot), (200, 50));
+        assert_eq!(screen.contains("not measured"), !decoded, "{screen}");
     }
 }
 

@@ -12,7 +12,7 @@ use lbva_tui::pack::sequence::FrameTokens;
 use lbva_tui::pack::step::Planner;
 use lbva_tui::random::{Draw, Purpose};
 use lbva_tui::train::golden;
-use lbva_tui::train::gradients::{Gradients, forward_backward};
+use lbva_tui::train::gradients::{Gradients, Pass, forward_backward};
 use lbva_tui::train::lingbot::flow::{
     CleanEpisode, EpisodeNoise, EpisodeTargets, Levels, Schedule, Schedules, Share, losses, noised,
 };
@@ -133,7 +133,8 @@ fn run(episodes: &[Formula], alignment: usize, recompute: bool) -> (Vec<EpisodeO
     let shares: Vec<Share> =
         episodes.iter().map(|e| Share::of_frame(LossMean::Episodes, e.frames, episodes.len(), all, 1)).collect();
     let loss = |output: &Vec<EpisodeOutput>| losses(output, &targets, &shares);
-    let (output, losses, gradients) = forward_backward(&model, &parameters, &input, recompute, loss).unwrap();
+    let Pass { output, losses, gradients, .. } =
+        forward_backward(&model, &parameters, &input, recompute, loss).unwrap();
     let value = |t: &Tensor| f64::from(t.to_scalar::<f32>().unwrap());
     (output, [value(&losses.video), value(&losses.action)], gradients)
 }
@@ -395,7 +396,7 @@ fn step_gradients(kind: PackingKind, loss_mean: LossMean) -> (Gradients, f64, us
         }
         let input = LingbotInput { episodes: inputs, prompts, alignment: packing.alignment };
         let loss = |output: &Vec<EpisodeOutput>| losses(output, &targets, &shares);
-        let (_, losses, gradients) = forward_backward(&model, &parameters, &input, false, loss).unwrap();
+        let Pass { losses, gradients, .. } = forward_backward(&model, &parameters, &input, false, loss).unwrap();
         total += f64::from(losses.total.to_scalar::<f32>().unwrap());
         for (name, gradient) in gradients {
             let added = match sum.get(&name) {

@@ -8,7 +8,10 @@ use lbva_tui::ops::{self, RopeTable, Rows, reference};
 use lbva_tui::random::{Draw, Purpose};
 use lbva_tui::train::Losses;
 use lbva_tui::train::xwam::flow::{CleanBatch, Level, Noise, losses, noised};
-use lbva_tui::train::{golden, gradients::forward_backward};
+use lbva_tui::train::{
+    golden,
+    gradients::{Pass, forward_backward},
+};
 use serde_json::json;
 use std::path::Path;
 
@@ -156,7 +159,7 @@ fn gradient_reaches_every_parameter_of_both_arms() {
         let parameters = trained_branch(&config);
         let model = XwamModel::new(&config, &parameters).unwrap();
         let (input, targets) = batch(&config, DType::F32);
-        let (_, _, gradients) = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
+        let Pass { gradients, .. } = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
         for spec in parameter_specs(&config) {
             let gradient = gradients.get(&spec.name).unwrap_or_else(|| panic!("no gradient for {}", spec.name));
             let values: Vec<f32> = gradient.flatten_all().unwrap().to_vec1().unwrap();
@@ -173,7 +176,7 @@ fn at_the_start_only_the_output_projections_of_the_branch_get_gradient() {
     let parameters = Parameters::initialise(&parameter_specs(&config), 3, &Device::Cpu).unwrap();
     let model = XwamModel::new(&config, &parameters).unwrap();
     let (input, targets) = batch(&config, DType::F32);
-    let (_, _, gradients) = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
+    let Pass { gradients, .. } = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
     for (name, gradient) in gradients.iter().filter(|(name, _)| name.starts_with("geometry.")) {
         let largest = gradient.abs().unwrap().flatten_all().unwrap().max(0).unwrap().to_scalar::<f32>().unwrap();
         assert_eq!(largest > 0.0, name.contains(".o."), "{name}: {largest}");
@@ -219,8 +222,10 @@ fn recomputing_blocks_gives_the_same_gradients() {
     let parameters = trained_branch(&config).to_dtype(DType::F64).unwrap();
     let model = XwamModel::new(&config, &parameters).unwrap();
     let (input, targets) = batch(&config, DType::F64);
-    let (_, kept_losses, kept) = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
-    let (_, losses, again) = forward_backward(&model, &parameters, &input, true, total(&targets)).unwrap();
+    let Pass { losses: kept_losses, gradients: kept, .. } =
+        forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
+    let Pass { losses, gradients: again, .. } =
+        forward_backward(&model, &parameters, &input, true, total(&targets)).unwrap();
     let scalar = |t: &Tensor| t.to_scalar::<f64>().unwrap();
     assert_eq!(scalar(&kept_losses.total), scalar(&losses.total));
     assert_eq!(kept.keys().collect::<Vec<_>>(), again.keys().collect::<Vec<_>>());
@@ -236,7 +241,7 @@ fn the_gradient_agrees_with_finite_differences_in_f64() {
     let parameters = trained_branch(&config).to_dtype(DType::F64).unwrap();
     let model = XwamModel::new(&config, &parameters).unwrap();
     let (input, targets) = batch(&config, DType::F64);
-    let (_, _, gradients) = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
+    let Pass { gradients, .. } = forward_backward(&model, &parameters, &input, false, total(&targets)).unwrap();
     let loss = || {
         let output = model.forward(&input).unwrap();
         losses(&output, &targets, 1.0, 1.0).unwrap().total.to_scalar::<f64>().unwrap()

@@ -2,7 +2,7 @@
 
 mod packing_fixture;
 
-use lbva_tui::config::{PackingConfig, PackingKind, TrainConfig};
+use lbva_tui::config::*;
 use lbva_tui::pack::cost::{CostModel, visible_pairs};
 use lbva_tui::pack::draw::ChunkWindow;
 use lbva_tui::pack::length::{round_up, trunk_tokens};
@@ -11,6 +11,7 @@ use lbva_tui::pack::statistics::{PackingStatistics, TextTokens, statistics};
 use lbva_tui::pack::step::{MicroBatch, PlannedEpisode, Planner, StepPlan};
 use packing_fixture::*;
 use proptest::prelude::*;
+use std::path::Path;
 
 const KINDS: [PackingKind; 3] = [PackingKind::Unpacked, PackingKind::Bucket, PackingKind::Budget];
 
@@ -46,7 +47,8 @@ impl Setting {
 
     fn statistics(&self, kind: PackingKind) -> PackingStatistics {
         let real: Vec<usize> = self.lengths.iter().map(|frames| frames % 40).collect();
-        self.with(kind, |planner| statistics(planner, TextTokens { slots: 512, real: &real })).expect("statistics")
+        self.with(kind, |planner| statistics(planner, TextTokens { slots: 512, real: Some(&real) }))
+            .expect("statistics")
     }
 }
 
@@ -59,7 +61,7 @@ fn episodes(plans: &[StepPlan]) -> Vec<PlannedEpisode> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn every_step_has_exactly_the_effective_batch_and_every_slot_comes_once(
@@ -125,9 +127,9 @@ proptest! {
     }
 
     #[test]
-    fn the_closed_form_of_the_pairs_is_what_the_sequence_counts(
-        sizes in proptest::collection::vec((1usize..40, 0usize..9, 1usize..7, 1usize..70), 1..5),
-        grid in 1usize..6, actions in 0usize..5,
+    fn pairs_and_tiles_are_what_the_plan_of_the_sequence_counts(
+        sizes in proptest::collection::vec((1usize..40, 0usize..9, 1usize..7, 0usize..70), 1..5),
+        grid in 1usize..6, actions in 0usize..5, tile in 1usize..140,
     ) {
         let frame = FrameTokens { grid: [grid, 3], actions };
         let episodes = sizes.into_iter().enumerate().map(|(episode, (valid_frames, padding, chunk, window))| {
@@ -135,7 +137,9 @@ proptest! {
             PlannedEpisode { episode, slot: 0, draw: 0, frames: valid_frames + padding, valid_frames, mask }
         });
         let micro_batch = MicroBatch { episodes: episodes.collect(), tokens: 0 };
-        prop_assert_eq!(micro_batch.visible_pairs(frame), micro_batch.attention(frame).unwrap().visible_pairs());
+        let plan = micro_batch.attention(frame).unwrap();
+        prop_assert_eq!(micro_batch.visible_pairs(frame), plan.visible_pairs());
+        prop_assert_eq!(micro_batch.computed_pairs(frame, tile).unwrap(), plan.computed_pairs(tile, tile));
     }
 }
 
@@ -212,7 +216,7 @@ fn statistics_by_hand() {
         train: TrainConfig { batch_size: 2, accumulate: 1, ..train() },
     };
     let figures = |kind, slots| {
-        setting.with(kind, |planner| statistics(planner, TextTokens { slots, real: &[1, 2, 3, 9] })).unwrap()
+        setting.with(kind, |planner| statistics(planner, TextTokens { slots, real: Some(&[1, 2, 3, 9]) })).unwrap()
     };
     let unpacked = figures(PackingKind::Unpacked, 8);
     assert_eq!((unpacked.real_tokens, unpacked.processed_tokens), (396, 100 + 100 + 200 + 200));
@@ -220,7 +224,7 @@ fn statistics_by_hand() {
     assert_eq!(unpacked.distinct_sequence_lengths, 2);
     assert_eq!(unpacked.distinct_padded_frames, None);
     // 14 of 32 slots hold a token; the prompt of 9 is cut.
-    assert_eq!(unpacked.text_padding, 18.0 / 32.0);
+    assert_eq!(unpacked.text_padding, Some(18.0 / 32.0));
     assert_eq!(unpacked.computed_pairs % (128 * 128), 0);
     assert_eq!(unpacked.visible_pairs, {
         let pairs =
@@ -236,8 +240,10 @@ fn statistics_by_hand() {
     assert_eq!(budget.micro_batches, 3);
     assert_eq!(budget.largest_micro_batch_tokens, 200);
 
-    let missing = setting.with(PackingKind::Budget, |p| statistics(p, TextTokens { slots: 8, real: &[1, 2, 3] }));
+    let missing = setting.with(PackingKind::Budget, |p| statistics(p, TextTokens { slots: 8, real: Some(&[1, 2, 3]) }));
     assert_eq!(missing.unwrap_err().code, "text_tokens_missing");
+    let unknown = setting.with(PackingKind::Budget, |p| statistics(p, TextTokens { slots: 8, real: None }));
+    assert_eq!(unknown.unwrap().text_padding, None);
 }
 
 #[test]
@@ -255,6 +261,7 @@ fn bad_settings_are_told_apart() {
         assert_eq!(changed(|s| s.packing.alignment = 0, kind), "alignment_zero");
         assert_eq!(changed(|s| s.train.batch_size = 0, kind), "batch_size_zero");
         assert_eq!(changed(|s| s.train.accumulate = 0, kind), "accumulate_zero");
+        assert_eq!(changed(|s| s.train.accumulate = usize::MAX, kind), "batch_too_large");
     }
     assert_eq!(changed(|s| s.packing.pool_factor = 0, PackingKind::Bucket), "pool_factor_zero");
     assert_eq!(changed(|s| s.packing.pad_multiple = 0, PackingKind::Bucket), "pad_multiple_zero");
@@ -295,4 +302,81 @@ fn flops_are_those_of_the_published_sizes() {
     // RoboTwin at 30 latent frames: 8,160 tokens of 1,938 keys on average, 322 TFLOP a step with recomputation.
     let step = recomputed.of(8_160, 8_160 * 1_938) / 1e12;
     assert!((step / 322.0 - 1.0).abs() < 0.04, "{step}");
+}
+
+/// A recipe over four real episodes, of which one is held out: 71, 75 and 134 rows, cut into one or two segments.
+fn recipe(dataset: &Path) -> Recipe {
+    let packing = PackingConfig { ranks: 2, pool_factor: 1, token_budget: 4_096, ..packing() };
+    Recipe::Lingbot(LingbotRecipe {
+        data: EpisodeDataConfig {
+            dataset: dataset.to_owned(),
+            views: vec!["observation.images.agentview_rgb".to_owned(), WRIST.to_owned()],
+            wrist_view: WRIST.to_owned(),
+            tile: Tile::Row,
+            latents: LatentSource::Videos,
+            frame_stride: 1,
+            sample: SampleUnit::Episode,
+            validation_episodes: vec![3],
+            actions: ActionConfig { channels: (0..7).collect(), q01: vec![-1.0; 7], q99: vec![1.0; 7] },
+        },
+        codec: CodecConfig::Linear { path: "codec.safetensors".into() },
+        text: TextConfig::HashedWords,
+        model: LingbotModelConfig { text_dim: 32, text_len: 16, ..model() },
+        weights: WeightsConfig::Random,
+        flow: flow(),
+        packing,
+        train: TrainConfig { batch_size: 1, accumulate: 1, ..train() },
+        validation: LingbotValidationConfig { every: 10, clips: 1, chunk: 2, window: 8, sample_steps: 2, strips: 0 },
+        device: DeviceChoice::default(),
+    })
+}
+
+const WRIST: &str = "observation.images.eye_in_hand_rgb";
+
+#[test]
+fn the_command_plans_a_dataset_from_its_metadata() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("recipe.yaml");
+    let dataset = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/robosuite_tiny_v21");
+    std::fs::write(&file, serde_yaml::to_string(&recipe(&dataset)).unwrap()).unwrap();
+    let run = |arguments: &[&str], pad_multiple: Option<&str>| {
+        let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("lbva-tui"));
+        command.args(["data", "pack", file.to_str().unwrap()]).args(arguments).env_remove("LINGBOT_PAD_MULTIPLE");
+        command.envs(pad_multiple.map(|multiple| ("LINGBOT_PAD_MULTIPLE", multiple)));
+        let output = command.output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+
+    let (code, text) = run(&["--json"], None);
+    assert_eq!(code, 0, "{text}");
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    // (71 - 1) div 4 + 1, (75 - 1) div 4 + 1, (134 - 1) div 4 + 1; two views of 8 x 8 cells are 4 x 8 tokens, and 4 actions.
+    assert_eq!(document["latent_frames"], serde_json::json!([18, 19, 34]));
+    assert_eq!((document["episodes"].as_u64(), document["tokens_per_frame"].as_u64()), (Some(3), Some(36)));
+    assert_eq!(document["budget"]["frame_padding"], 0.0);
+    // Two ranks take 3 episodes and one again.
+    assert_eq!(document["bucket"]["samples"], 4);
+    assert_eq!(document["unpacked"]["micro_batches"], 4);
+
+    let (code, text) = run(&[], None);
+    assert_eq!(code, 0, "{text}");
+    let row = |label: &str| text.lines().find(|line| line.starts_with(label)).unwrap().to_owned();
+    assert_eq!(row("optimizer steps an epoch").split_whitespace().skip(4).collect::<Vec<_>>(), ["2", "2", "2"]);
+    assert!(row("frame padding").ends_with("0.00 %"), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("budget (this recipe's): no frame padding, "), "{text}");
+    let widths: Vec<usize> = text.lines().skip(6).take(20).map(str::len).collect();
+    assert!(widths.iter().all(|width| *width == widths[0]), "right-aligned: {text}");
+
+    // The environment wins; an override may ask for any number of ranks; mistakes have their code.
+    let padded = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()["pad_multiple"].clone();
+    assert_eq!(padded(&run(&["--json"], Some("16")).1), 16);
+    assert_eq!(run(&[], Some("none")).0, 2);
+    assert_eq!(run(&["--set", "packing.ranks=64"], None).0, 0);
+    // What the recipe does not ask for may be impossible, and is said.
+    let (code, text) = run(&["--set", "train.batch_size=4"], None);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.ends_with("bucket: a batch of 4 cannot be made of 3 episodes (train.batch_size)\n"), "{text}");
+    let (code, text) = run(&["--json", "--set", "packing.token_budget=1024"], None);
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, document["error"]["code"].as_str()), (78, Some("over_token_budget")));
 }

@@ -262,6 +262,7 @@ fn steps_repeated_after_a_resume_supersede_the_lost_ones() {
             rot_deg: 80.0,
             ceiling_lpips: 0.1,
             ceiling_psnr: 27.0,
+            wrist_latent_mse: None,
             ms: 100.0,
         })
     };

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use lbva_tui::config::{LingbotModelConfig, Recipe, WeightsConfig};
 use lbva_tui::model::{Parameters, lingbot_parameter_specs};
 use lbva_tui::random::{Draw, Purpose};
+use lbva_tui::runlog::{CheckpointStore, RunDir};
 use lbva_tui::train::optimizer::{AdamW, GradientSum};
 use lbva_tui::weights::{Layout, Provenance, SHARD_BYTES, WeightDtype, inspect, start, write_official};
 use lbva_tui::{Error, Exit, Result};
@@ -186,17 +187,15 @@ fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 fn what_is_written_is_read_back_in_every_format() {
     let parameters = scattered(&tiny());
     let exact = values(&parameters);
-    let rounded = |round: fn(f32) -> f32| -> BTreeMap<String, Vec<f32>> {
-        exact.iter().map(|(name, list)| (name.clone(), list.iter().map(|&value| round(value)).collect())).collect()
+    let round = |dtype: WeightDtype, value: f32| match dtype {
+        WeightDtype::F32 => value,
+        WeightDtype::Bf16 => bf16::from_f32(value).to_f32(),
+        WeightDtype::F16 => f16::from_f32(value).to_f32(),
     };
-    let kinds: [(WeightDtype, fn(f32) -> f32); 3] = [
-        (WeightDtype::F32, |value| value),
-        (WeightDtype::Bf16, |value| bf16::from_f32(value).to_f32()),
-        (WeightDtype::F16, |value| f16::from_f32(value).to_f32()),
-    ];
     let mut hashes = BTreeSet::new();
-    for (dtype, round) in kinds {
-        let expected = rounded(round);
+    for dtype in [WeightDtype::F32, WeightDtype::Bf16, WeightDtype::F16] {
+        let mut expected = exact.clone();
+        expected.values_mut().flatten().for_each(|value| *value = round(dtype, *value));
         for shard_bytes in [SHARD_BYTES, 50_000] {
             let folder = TempDir::new().unwrap();
             let path = write_official(folder.path(), &parameters, &tiny(), dtype, shard_bytes).unwrap();
@@ -626,4 +625,146 @@ fn files_of_the_published_size_are_recognised_by_their_headers() {
     hollow(&path, Dtype::F32, &[("conv1.weight".into(), vec![3, 3])]);
     let seen = inspect(&path).unwrap();
     assert_eq!((seen.layout, seen.fits(), seen.sizes), (Layout::Unknown, false, None));
+}
+
+fn program(arguments: &[&str]) -> (i32, String, String) {
+    let output = assert_cmd::Command::cargo_bin("lbva-tui").unwrap().args(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_shows_weights_and_what_does_not_fit() {
+    let (folder, path) = written(true);
+    let root = folder.path().to_str().unwrap();
+    let (code, out, err) = program(&["weights", "inspect", root]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    for line in [
+        "layout       LingBot-VA (weights.init: official)",
+        "tensors      83 f32",
+        "parameters   96,054",
+        "trunk        2 blocks of 48, ffn 64",
+        "streams      4 latent channels in, 4 out, patches 1x2x2; 6 action channels",
+        "config.json  agrees",
+        "fits         yes",
+    ] {
+        assert!(out.lines().any(|shown| shown == line), "{line}\n{out}");
+    }
+    assert_eq!(out.lines().filter(|line| line.starts_with("file ")).count(), 3);
+
+    fs::remove_file(path.join(INDEX)).unwrap();
+    let (code, _, err) = program(&["weights", "inspect", root]);
+    assert_eq!(code, 65);
+    assert!(err.starts_with("error: no weights lie in this folder"), "{err}");
+
+    // Of what is missing only the first are listed for people, all for scripts.
+    let (_folder, path) = written(false);
+    edit(&path.join(SINGLE), |tensors| tensors.retain(|name, _| !name.starts_with("blocks.0.")));
+    let path = path.to_str().unwrap();
+    let (code, out, err) = program(&["weights", "inspect", "--json", path]);
+    let seen: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &seen["fits"], &seen["layout"]), (78, &json!(false), &json!("lingbot_va")), "{out}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+    assert_eq!(seen["fit"]["missing"].as_array().unwrap().len(), 27);
+    assert_eq!(seen["fit"]["other_shape"], json!([]));
+    let (code, out, err) = program(&["weights", "inspect", path]);
+    assert_eq!(code, 78);
+    assert!(out.contains("and 7 more") && out.contains("fits         no"), "{out}");
+    assert!(err.starts_with("error: these are not whole weights"), "{err}");
+}
+
+/// A recipe whose model is `exported()`; everything else is as small as it may be.
+const RECIPE: &str = "
+family: lingbot
+data:
+  dataset: /data
+  views: [front]
+  wrist_view: front
+  tile: row
+  latents: videos
+  frame_stride: 4
+  sample: episode
+  validation_episodes: [0]
+  actions: {channels: [0, 1], q01: [0.0, 0.0], q99: [1.0, 1.0]}
+codec: {kind: linear, path: /codec}
+text: {kind: hashed_words}
+model:
+  {dim: 48, ffn_dim: 64, num_heads: 2, num_layers: 2, in_dim: 48, out_dim: 48, patch_size: [1, 2, 2], action_dim: 6,
+   freq_dim: 32, text_dim: 16, text_len: 512, eps: 1.0e-6}
+weights: {init: random}
+flow:
+  {video_shift: 5.0, action_shift: 1.0, train_timesteps: 1000, history_noise: 0.5, chunk: [1, 4], window: [4, 64],
+   loss_mean: episodes, text_dropout: 0.1}
+packing: {kind: unpacked, ranks: 1, pad_multiple: 1, pool_factor: 1, token_budget: 4096, alignment: 128}
+train:
+  {seed: 1, steps: 2, batch_size: 1, accumulate: 1, lr: 1.0e-4, warmup_steps: 0, decay: constant, weight_decay: 0.1,
+   betas: [0.9, 0.95], adam_eps: 1.0e-8, clip_norm: 2.0, save_every: 1, keep_last: 2, recompute: false}
+validation: {every: 1, clips: 1, chunk: 2, window: 4, sample_steps: 1, strips: 0}
+";
+
+fn exported() -> LingbotModelConfig {
+    LingbotModelConfig { in_dim: 48, out_dim: 48, ..tiny() }
+}
+
+#[test]
+fn a_checkpoint_is_exported_in_the_published_layout() {
+    let folder = TempDir::new().unwrap();
+    let run = RunDir::new(folder.path().join("runs/arm"));
+    fs::create_dir_all(run.root()).unwrap();
+    fs::write(run.arm_yaml(), RECIPE).unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let root = text(run.root());
+    let out = |name: &str| text(&folder.path().join(name));
+    let export = |arguments: &[&str]| program(&[&["weights", "export"], arguments].concat());
+
+    let (code, _, err) = export(&[&root, &out("none")]);
+    assert_eq!(code, 65);
+    assert!(err.contains("no complete checkpoint"), "{err}");
+
+    // Two checkpoints as training leaves them: weights without a config.json.
+    let parameters = scattered(&exported());
+    let store = CheckpointStore::new(&run);
+    for step in [1, 2] {
+        let publish = |staged: &Path| {
+            write_official(staged, &parameters, &exported(), WeightDtype::F32, SHARD_BYTES)?;
+            fs::remove_file(staged.join("transformer/config.json")).unwrap();
+            Ok(())
+        };
+        store.publish(step, Value::Null, publish).unwrap();
+        let (_, last) = parameters.iter().last().unwrap();
+        last.set(&(last.as_tensor() + 1.0).unwrap()).unwrap();
+    }
+
+    let read = |path: &str| {
+        let weights = WeightsConfig::Official { path: path.into() };
+        let specs = lingbot_parameter_specs(&exported());
+        values(&start(&weights, &specs, &exported(), 0, &|_, _| Ok(())).unwrap().0)
+    };
+    let (code, shown, err) = export(&[&root, &out("newest"), "--dtype", "f32"]);
+    assert_eq!((code, err.as_str()), (0, ""), "{shown}");
+    assert!(shown.starts_with("step         2\n") && shown.contains("config.json  agrees"), "{shown}");
+    let newest = read(&out("newest"));
+    let (code, shown, _) = export(&[&text(&run.checkpoint(1)), &out("first"), "--dtype", "f32", "--json"]);
+    let document: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((code, &document["step"], &document["written"]["tensors"]), (0, &json!(1), &json!(83)));
+    let first = read(&out("first"));
+    let (name, last) = newest.iter().last().unwrap();
+    assert_eq!(*last, first[name].iter().map(|value| value + 1.0).collect::<Vec<_>>());
+    assert_eq!(export(&[&root, &out("published")]).0, 0);
+    for (name, published) in read(&out("published")) {
+        let rounded: Vec<f32> = newest[&name].iter().map(|&value| bf16::from_f32(value).to_f32()).collect();
+        assert_eq!(published, rounded, "bf16 unless asked otherwise");
+    }
+
+    let refused = |arguments: &[&str], code: i32, words: &str| {
+        let (found, _, err) = export(arguments);
+        assert_eq!(found, code, "{err}");
+        assert!(err.contains(words), "{err}");
+    };
+    refused(&[&root, &out("newest")], 78, "there are weights already");
+    refused(&[&out("newest"), &out("other")], 65, "neither a run nor a checkpoint inside one");
+    refused(&[&root, &out("other"), "--read-only"], 2, "--read-only");
+    fs::write(run.arm_yaml(), include_str!("../configs/xwam_demo.yaml")).unwrap();
+    refused(&[&root, &out("other")], 78, "family");
+    assert!(!folder.path().join("other").exists());
 }

@@ -1,6 +1,7 @@
 //! The commands, their arguments and the help that teaches them.
 
 use crate::train::packing_check;
+use crate::weights::WeightDtype;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -117,6 +118,9 @@ pub enum Command {
     /// Look at a dataset, fit its latent codec
     #[command(after_help = DATA_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
     Data(DataArguments),
+    /// Look at weight files, export a checkpoint in the published layout
+    #[command(after_help = WEIGHTS_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
+    Weights(WeightsArguments),
     /// Both arms' trajectories over all validation points, and the verdict
     #[command(after_help = REPORT_EXAMPLES)]
     Report(ReportArguments),
@@ -166,11 +170,11 @@ Lists every problem, not only the first; exit 0 without any, else the code of th
 const VERIFY_EXAMPLES: &str = "\
 Examples:
   lbva-tui verify golden xwam_public.safetensors
-  lbva-tui verify packing recipe.yaml";
+  lbva-tui verify packing configs/lingbot_tiny.yaml";
 
 const PACKING_EXAMPLES: &str = "\
 Example:
-  lbva-tui verify packing recipe.yaml --frames 19,33
+  lbva-tui verify packing configs/lingbot_tiny.yaml --frames 19,33
 
 Three ways to share a sequence (of one length; padded as `bucket` does; as `budget` does), each
 against its episodes one by one: outputs, losses, every gradient, time and memory. Weights and
@@ -196,6 +200,23 @@ const DATA_EXAMPLES: &str = "\
 Examples:
   lbva-tui data info experiments/demo
   lbva-tui data fit-codec experiments/demo";
+
+const WEIGHTS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui weights inspect models/lingbot-va-base
+  lbva-tui weights export experiments/NAME/runs/ARM exported/ --dtype f32
+
+Weights are one safetensors file, or shards with their index, in a folder or in its transformer/.
+inspect reads headers only, and ends with 78 if they are not whole weights of a model that
+`weights.init` can start from.";
+
+const PACK_EXAMPLES: &str = "\
+Examples:
+  lbva-tui data pack experiments/packing
+  lbva-tui data pack recipe.yaml --set packing.ranks=64 --set train.accumulate=2 --json
+
+One epoch is planned as it would be trained, from metadata alone; costs are FLOP by the model's
+sizes. LINGBOT_PAD_MULTIPLE wins over packing.pad_multiple.";
 
 const REPORT_EXAMPLES: &str = "\
 Examples:
@@ -378,6 +399,47 @@ pub enum Data {
     FitCodec {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
+    },
+    /// How a LingBot-VA recipe's episodes are packed: padding, shapes and waiting, for every kind of packing
+    #[command(after_help = PACK_EXAMPLES)]
+    Pack {
+        /// An experiment's folder, or a recipe file
+        path: PathBuf,
+        /// Override a field of the recipe, as in packing.ranks=64; may be repeated
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
+    },
+    /// Print `q01` and `q99` of the training episodes' actions, to paste under data.actions
+    Quantiles {
+        /// An experiment's folder, or a recipe file
+        path: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct WeightsArguments {
+    #[command(subcommand)]
+    pub what: Weights,
+}
+
+/// What can be done with weights.
+#[derive(Debug, Subcommand)]
+pub enum Weights {
+    /// Layout, sizes and dtypes of weight files, and every tensor that does not fit
+    Inspect {
+        /// A safetensors file, a folder of weights, or a model's folder
+        path: PathBuf,
+    },
+    /// Write a LingBot-VA checkpoint as OUT/transformer/, as it is published
+    Export {
+        /// A run (its newest complete checkpoint), or one checkpoint of it
+        #[arg(value_name = "RUN_OR_CHECKPOINT")]
+        from: PathBuf,
+        /// Folder for transformer/; what is there already is not replaced
+        out: PathBuf,
+        /// Format of the numbers
+        #[arg(long, value_enum, default_value = "bf16")]
+        dtype: WeightDtype,
     },
 }
 

@@ -3,10 +3,13 @@
 use super::arguments::{CheckArguments, Global};
 use super::device::{Device, describe};
 use super::output;
-use crate::codec::LinearCodec;
+use crate::codec::{LinearCodec, SPACE_STRIDE};
 use crate::config::{self, CodecConfig, Experiment, LingbotRecipe, Recipe, XwamRecipe};
-use crate::data::Dataset;
+use crate::data::{Dataset, EpisodeSet};
 use crate::model::{self, ParameterCount};
+use crate::pack::cost::CostModel;
+use crate::pack::step::Planner;
+use crate::train::lingbot::{batches, measured_chunks};
 use crate::words::thousands;
 use crate::{Error, Exit, Result};
 use serde::Serialize;
@@ -57,8 +60,10 @@ struct ArmReport {
 #[derive(Serialize)]
 struct DataReport {
     dataset: PathBuf,
-    training_clips: usize,
-    validation_clips: usize,
+    /// `clips` or `episodes`.
+    sample: &'static str,
+    training: usize,
+    validation: usize,
     /// Pixels.
     height: usize,
     width: usize,
@@ -125,8 +130,9 @@ fn open_clips(report: &mut Report, recipe: &XwamRecipe) {
             report.add(dataset.probe());
             report.data = Some(DataReport {
                 dataset: recipe.data.dataset.clone(),
-                training_clips: dataset.train().len(),
-                validation_clips: dataset.validation().len(),
+                sample: "clips",
+                training: dataset.train().len(),
+                validation: dataset.validation().len(),
                 height,
                 width,
             });
@@ -139,7 +145,47 @@ fn open_clips(report: &mut Report, recipe: &XwamRecipe) {
     }
 }
 
-fn open_episodes(_report: &mut Report, _recipe: &LingbotRecipe) {}
+fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) {
+    let set = match EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text) {
+        Ok(set) => set,
+        Err(problem) => return report.add(vec![problem]),
+    };
+    for left_out in set.excluded() {
+        report.note(left_out.to_string());
+    }
+    report.add(set.probe());
+    let (height, width) = set.grid();
+    let problems = config::validate_image_size(recipe.model.patch_size, height * SPACE_STRIDE, width * SPACE_STRIDE);
+    if problems.is_empty() {
+        report.add(planned(&set, recipe).err().into_iter().collect());
+    }
+    report.add(problems);
+    report.data = Some(DataReport {
+        dataset: recipe.data.dataset.clone(),
+        sample: "episodes",
+        training: set.train().len(),
+        validation: set.validation().len(),
+        height: height * SPACE_STRIDE,
+        width: width * SPACE_STRIDE,
+    });
+    match measured_chunks(&set, recipe) {
+        Ok(chunks) if chunks.len() < recipe.validation.clips => {
+            let (asked, there) = (recipe.validation.clips, chunks.len());
+            report.note(format!("validation.clips asks for {asked} chunks, the held-out episodes have {there}"));
+        }
+        Ok(_) => {}
+        Err(problem) => report.add(vec![problem]),
+    }
+}
+
+/// Does every step of this packing come about?
+fn planned(set: &EpisodeSet, recipe: &LingbotRecipe) -> Result<()> {
+    let lengths = batches::lengths(set);
+    let frame = batches::frame_tokens(set, &recipe.model);
+    let cost = CostModel::of_model(&recipe.model, recipe.train.recompute);
+    let kind = recipe.packing.kind;
+    Planner::new(kind, &lengths, frame, &recipe.packing, &recipe.train, &recipe.flow, cost)?.step(1).map(|_| ())
+}
 
 impl Report {
     fn new(path: &Path, experiment: Option<&Experiment>, recipes: Vec<(String, Recipe)>, problems: Vec<Error>) -> Self {
@@ -207,10 +253,11 @@ impl Report {
         if !self.question.is_empty() {
             lines.push(self.question.clone());
         }
-        for arm in &self.arms {
+        // Arms of one model share a table.
+        for alike in self.arms.chunk_by(|a, b| a.count == b.count) {
             lines.push(String::new());
-            lines.push(arm.name.clone());
-            lines.extend(parameter_lines(&arm.count));
+            lines.push(alike.iter().map(|arm| arm.name.as_str()).collect::<Vec<_>>().join(", "));
+            lines.extend(parameter_lines(&alike[0].count));
         }
         lines.push(String::new());
         let names: Vec<&str> = self.arms.iter().map(|arm| arm.name.as_str()).collect();
@@ -221,10 +268,9 @@ impl Report {
             rows.push(("ablated", format!("{}: {}", ablated.field, values.join(", "))));
         }
         if let Some(data) = &self.data {
-            let (training, validation) =
-                (thousands(data.training_clips as u64), thousands(data.validation_clips as u64));
+            let (training, validation) = (thousands(data.training as u64), thousands(data.validation as u64));
             let size = format!("{} x {}", data.width, data.height);
-            rows.push(("data", format!("{training} training and {validation} validation clips of {size}")));
+            rows.push(("data", format!("{training} training and {validation} validation {} of {size}", data.sample)));
         }
         if let Some(device) = &self.device {
             rows.push(("device", format!("{} ({})", device.name, device.reason)));

@@ -1,11 +1,12 @@
-//! `data info` and `data fit-codec`.
+//! `data info`, `data fit-codec` and `data quantiles`; `data pack` in a file of its own.
 
 use super::arguments::{Data, DataArguments, Global};
+use super::data_pack::pack_recipe;
 use super::{allow_writing, output};
-use crate::codec::{FitSettings, FitSummary, fit_and_save};
+use crate::codec::{FitSettings, FitSummary, PictureSource, fit_and_save};
 use crate::config::{self, CodecConfig, Experiment, Recipe};
 use crate::data::info::{DatasetSummary, RecipeSummary, SideSummary, describe, summarise};
-use crate::data::{Dataset, Progress};
+use crate::data::{Dataset, EpisodeSet, Progress};
 use crate::words::thousands;
 use crate::{Error, Exit, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -18,6 +19,11 @@ pub fn data(arguments: &DataArguments, global: &Global) -> Result<Exit> {
     match &arguments.what {
         Data::Info { path } => info(path, global),
         Data::FitCodec { path } => fit_codec(path, global),
+        Data::Pack { path, set } => {
+            let recipe = recipe_with(path, set)?;
+            pack_recipe(&path.display().to_string(), recipe.lingbot("data pack")?, global.json)
+        }
+        Data::Quantiles { path } => quantiles(path, global),
     }
 }
 
@@ -53,11 +59,13 @@ fn fit_codec(path: &Path, global: &Global) -> Result<Exit> {
         )
         .in_place("codec.kind"));
     };
-    let recipe = recipe.xwam("data fit-codec")?;
-    let dataset = Dataset::open(&recipe.data, &recipe.model)?;
-    with_progress("hashing videos", global, |progress| dataset.training_key(progress))?;
+    let source: Box<dyn PictureSource> = match &recipe {
+        Recipe::Xwam(recipe) => Box::new(Dataset::open(&recipe.data, &recipe.model)?),
+        Recipe::Lingbot(recipe) => Box::new(EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?),
+    };
+    with_progress("hashing videos", global, |progress| source.training_key(progress))?;
     let summary = with_progress("fitting the codec", global, |progress| {
-        fit_and_save(&dataset, FitSettings::default(), target, progress)
+        fit_and_save(source.as_ref(), FitSettings::default(), target, progress)
     })?;
     if global.json {
         output::document(&summary)?;
@@ -67,12 +75,30 @@ fn fit_codec(path: &Path, global: &Global) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
+fn quantiles(path: &Path, global: &Global) -> Result<Exit> {
+    let recipe = recipe_of(path)?;
+    let recipe = recipe.lingbot("data quantiles")?;
+    let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
+    let found = with_progress("reading actions", global, |progress| set.quantiles(progress))?;
+    if global.json {
+        output::document(&found)?;
+    } else {
+        found.yaml().lines().try_for_each(output::line)?;
+    }
+    Ok(Exit::Done)
+}
+
 /// The recipe of a file, or of an experiment's baseline: data and codec are the same in every arm unless ablated.
 fn recipe_of(path: &Path) -> Result<Recipe> {
+    recipe_with(path, &[])
+}
+
+/// The same with `key=value` overrides on top.
+fn recipe_with(path: &Path, overrides: &[String]) -> Result<Recipe> {
     if path.is_file() && path.file_name().is_some_and(|name| name != "experiment.yaml") {
-        return config::load(path);
+        return config::load_with(path, overrides);
     }
-    let experiment = Experiment::load(path)?;
+    let experiment = Experiment::load_with(path, overrides)?;
     Ok(experiment.arm(&experiment.rule.baseline)?.recipe.clone())
 }
 

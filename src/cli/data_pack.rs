@@ -1,11 +1,15 @@
 //! `data pack`: the three packings of a dataset's episodes side by side, before a GPU is asked for.
 
 use super::output;
-use crate::config::{LingbotFlowConfig, LingbotModelConfig, PackingConfig, PackingKind, TrainConfig};
+use crate::config::{
+    LingbotFlowConfig, LingbotModelConfig, LingbotRecipe, PackingConfig, PackingKind, TextConfig, TrainConfig,
+};
+use crate::data::episodes::EpisodeSet;
 use crate::pack::cost::CostModel;
 use crate::pack::sequence::FrameTokens;
 use crate::pack::statistics::{PackingStatistics, TextTokens, statistics};
 use crate::pack::step::Planner;
+use crate::train::lingbot::batches;
 use crate::words::thousands;
 use crate::{Exit, Result};
 use serde::Serialize;
@@ -21,8 +25,8 @@ pub struct PackInputs<'a> {
     pub train: &'a TrainConfig,
     pub flow: &'a LingbotFlowConfig,
     pub model: &'a LingbotModelConfig,
-    /// Tokens of each training episode's prompt.
-    pub real_text_tokens: &'a [usize],
+    /// Tokens of each training episode's prompt; `None` if only the latent files say.
+    pub real_text_tokens: Option<&'a [usize]>,
 }
 
 /// The document of `--json`. Shares are of 1, not per cent.
@@ -44,9 +48,39 @@ pub struct PackReport {
     pub alignment: usize,
     /// What the recipe trains with.
     pub kind: PackingKind,
-    pub unpacked: PackingStatistics,
-    pub bucket: PackingStatistics,
-    pub budget: PackingStatistics,
+    /// `None` if these episodes cannot be packed so; `impossible` says why.
+    pub unpacked: Option<PackingStatistics>,
+    pub bucket: Option<PackingStatistics>,
+    pub budget: Option<PackingStatistics>,
+    pub impossible: Vec<Impossible>,
+}
+
+/// A packing that the recipe does not ask for and these episodes do not allow.
+#[derive(Debug, Serialize)]
+pub struct Impossible {
+    pub kind: PackingKind,
+    pub reason: String,
+}
+
+/// Opens the recipe's metadata, computes and prints.
+pub(super) fn pack_recipe(name: &str, recipe: &LingbotRecipe, json: bool) -> Result<Exit> {
+    let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
+    let lengths = batches::lengths(&set);
+    let real_text_tokens: Option<Vec<usize>> = match recipe.text {
+        TextConfig::LatentFiles => None,
+        _ => Some(set.train().iter().map(|&id| set.text().tokens(set.prompt(id))).collect()),
+    };
+    let inputs = PackInputs {
+        name,
+        lengths: &lengths,
+        frame: batches::frame_tokens(&set, &recipe.model),
+        packing: &recipe.packing,
+        train: &recipe.train,
+        flow: &recipe.flow,
+        model: &recipe.model,
+        real_text_tokens: real_text_tokens.as_deref(),
+    };
+    pack(&inputs, json)
 }
 
 /// Computes and prints.
@@ -62,18 +96,24 @@ pub fn pack(inputs: &PackInputs<'_>, json: bool) -> Result<Exit> {
 /// All three packings over one epoch.
 ///
 /// # Errors
-/// Those of [`Planner::new`] and [`statistics`].
+/// Those of [`Planner::new`] and [`statistics`], if they concern the recipe's own kind of packing.
 pub fn report(inputs: &PackInputs<'_>) -> Result<PackReport> {
     let &PackInputs { lengths, frame, packing, train, flow, model, real_text_tokens, .. } = inputs;
     let cost = CostModel::of_model(model, train.recompute);
     let text = TextTokens { slots: model.text_len, real: real_text_tokens };
-    let of = |kind| -> Result<(usize, PackingStatistics)> {
-        let planner = Planner::new(kind, lengths, frame, packing, train, flow, cost)?;
-        Ok((planner.effective_batch(), statistics(&planner, text)?))
+    let mut impossible = Vec::new();
+    let mut of = |kind| -> Result<Option<PackingStatistics>> {
+        let planner = Planner::new(kind, lengths, frame, packing, train, flow, cost);
+        match planner.and_then(|planner| statistics(&planner, text)) {
+            Ok(statistics) => Ok(Some(statistics)),
+            Err(error) if kind == packing.kind => Err(error),
+            Err(error) => {
+                impossible.push(Impossible { kind, reason: error.to_string() });
+                Ok(None)
+            }
+        }
     };
-    let (effective_batch, unpacked) = of(PackingKind::Unpacked)?;
-    let (_, bucket) = of(PackingKind::Bucket)?;
-    let (_, budget) = of(PackingKind::Budget)?;
+    let [unpacked, bucket, budget] = [of(PackingKind::Unpacked)?, of(PackingKind::Bucket)?, of(PackingKind::Budget)?];
     let mut sorted = lengths.to_vec();
     sorted.sort_unstable();
     let at = |index: usize| sorted.get(index).copied().unwrap_or(0);
@@ -82,7 +122,7 @@ pub fn report(inputs: &PackInputs<'_>) -> Result<PackReport> {
         episodes: lengths.len(),
         latent_frames: [at(0), at(lengths.len() / 2), at(lengths.len().saturating_sub(1))],
         tokens_per_frame: frame.both(),
-        effective_batch,
+        effective_batch: packing.ranks * train.batch_size * train.accumulate,
         ranks: packing.ranks,
         batch_size: train.batch_size,
         accumulate: train.accumulate,
@@ -94,6 +134,7 @@ pub fn report(inputs: &PackInputs<'_>) -> Result<PackReport> {
         unpacked,
         bucket,
         budget,
+        impossible,
     })
 }
 
@@ -129,7 +170,7 @@ fn lines(report: &PackReport) -> Vec<String> {
     lines.push(String::new());
     lines.extend(table(report));
     lines.push(String::new());
-    lines.push(in_words(report));
+    lines.extend(in_words(report));
     lines
 }
 
@@ -147,7 +188,7 @@ fn table(report: &PackReport) -> Vec<String> {
         ("tokens of the largest micro-batch", &|s| count(s.largest_micro_batch_tokens)),
         ("frame padding", &|s| percent(s.frame_padding)),
         ("alignment padding", &|s| percent(s.alignment_padding)),
-        ("text padding", &|s| percent(s.text_padding)),
+        ("text padding", &|s| s.text_padding.map_or("-".to_owned(), percent)),
         ("visible pairs", &|s| thousands(s.visible_pairs)),
         ("pairs computed in 128 x 128 tiles", &|s| thousands(s.computed_pairs)),
         ("tile waste", &|s| percent(s.tile_waste)),
@@ -160,8 +201,11 @@ fn table(report: &PackReport) -> Vec<String> {
         ("GPU time spent waiting", &|s| percent(s.idle_share)),
     ];
     let packings = [&report.unpacked, &report.bucket, &report.budget];
+    let cell = |packing: &Option<PackingStatistics>, show: Show| packing.as_ref().map_or("-".to_owned(), show);
     let mut rows = vec![(String::new(), ["unpacked", "bucket", "budget"].map(str::to_owned))];
-    rows.extend(quantities.iter().map(|(label, show)| ((*label).to_owned(), packings.map(show))));
+    rows.extend(
+        quantities.iter().map(|(label, show)| ((*label).to_owned(), packings.map(|packing| cell(packing, *show)))),
+    );
     let label_width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
     let width = |column: usize| rows.iter().map(|(_, cells)| cells[column].len()).max().unwrap_or(0);
     let widths = [0, 1, 2].map(width);
@@ -175,22 +219,31 @@ fn table(report: &PackReport) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// What the recipe's packing comes to.
-fn in_words(report: &PackReport) -> String {
-    let (name, own) = match report.kind {
-        PackingKind::Unpacked => ("unpacked", &report.unpacked),
-        PackingKind::Bucket => ("bucket", &report.bucket),
-        PackingKind::Budget => ("budget", &report.budget),
+/// What the recipe's packing comes to, and what could not be packed.
+fn in_words(report: &PackReport) -> Vec<String> {
+    let name = |kind| match kind {
+        PackingKind::Unpacked => "unpacked",
+        PackingKind::Bucket => "bucket",
+        PackingKind::Budget => "budget",
+    };
+    let own = match report.kind {
+        PackingKind::Unpacked => &report.unpacked,
+        PackingKind::Bucket => &report.bucket,
+        PackingKind::Budget => &report.budget,
     };
     let percent = |share: f64| format!("{:.2} %", 100.0 * share);
-    let padding = if own.frame_padding == 0.0 {
-        format!("no frame padding, {} alignment", percent(own.alignment_padding))
-    } else {
-        format!("{} frame padding, {} alignment", percent(own.frame_padding), percent(own.alignment_padding))
-    };
-    let barrier = if own.barriers as u64 == own.optimizer_steps { "step" } else { "micro-step" };
-    format!(
-        "{name} (this recipe's): {padding}; ranks meet once a {barrier} and wait {} of their time",
-        percent(own.idle_share)
-    )
+    let own = own.iter().map(|own| {
+        let padding = match own.frame_padding {
+            0.0 => "no frame padding".to_owned(),
+            share => format!("{} frame padding", percent(share)),
+        };
+        let barrier = if own.barriers as u64 == own.optimizer_steps { "step" } else { "micro-step" };
+        format!(
+            "{} (this recipe's): {padding}, {} alignment; ranks meet once a {barrier} and wait {} of their time",
+            name(own.kind),
+            percent(own.alignment_padding),
+            percent(own.idle_share)
+        )
+    });
+    own.chain(report.impossible.iter().map(|other| format!("{}: {}", name(other.kind), other.reason))).collect()
 }

@@ -20,6 +20,7 @@ mod session;
 mod stop;
 mod verdict;
 mod verify;
+mod weights;
 
 pub use arguments::{Arguments, Command};
 pub use device::{Device, describe};
@@ -94,6 +95,7 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
         (Some(Command::Profile(arguments)), None) => profile::profile(&arguments, &global),
         (Some(Command::Metrics(arguments)), None) => metrics::metrics(&arguments, &global),
         (Some(Command::Data(arguments)), None) => data::data(&arguments, &global),
+        (Some(Command::Weights(arguments)), None) => weights::weights(&arguments, &global),
         (Some(Command::Report(arguments)), None) => verdict::report(&arguments, &global),
     }
 }

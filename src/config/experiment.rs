@@ -67,7 +67,9 @@ impl Experiment {
     /// branch starts as an exact no-op and the optimisation has not begun; any other ablated field may change it.
     pub fn arms_start_equal(&self) -> bool {
         let equal = |field: &String| {
-            field.starts_with("model.geometry") || (field.starts_with("train.") && field != "train.seed")
+            field.starts_with("model.geometry")
+                || field.starts_with("packing.")
+                || (field.starts_with("train.") && field != "train.seed")
         };
         self.ablated.iter().all(equal)
     }

@@ -14,6 +14,9 @@ use std::path::{Component, Path, PathBuf};
 /// Fields that hold paths; relative ones resolve against the folder of the file that names them.
 const PATH_FIELDS: [[&str; 2]; 4] = [["data", "dataset"], ["codec", "path"], ["text", "path"], ["weights", "path"]];
 
+/// Environment variables that the first packed training honoured, and the fields that they set.
+const ENVIRONMENT: [(&str, [&str; 2]); 1] = [("LINGBOT_PAD_MULTIPLE", ["packing", "pad_multiple"])];
+
 /// Where an override was written.
 #[derive(Clone, Debug)]
 struct Origin {
@@ -52,8 +55,18 @@ impl Layers {
         Ok(())
     }
 
-    /// Overrides from the command line: `key=value`, the value in YAML.
+    /// Overrides from the environment, then those from the command line: `key=value`, the value in YAML.
     pub fn add_command_line(&mut self, overrides: &[String]) -> Result<()> {
+        for (variable, field) in ENVIRONMENT {
+            let there = self.tree.get(field[0]).and_then(|section| section.get(field[1])).is_some();
+            if let (true, Ok(value)) = (there, std::env::var(variable)) {
+                let value = serde_yaml::from_str(&value).map_err(|error| {
+                    Error::usage("bad_override", format!("not valid YAML: {error}")).in_place(variable)
+                })?;
+                let path = field.map(str::to_owned).to_vec();
+                self.set(Origin { path, place: variable.to_owned(), command_line: true }, value, Path::new("/"))?;
+            }
+        }
         for text in overrides {
             let folder = std::env::current_dir()
                 .map_err(|error| Error::crash(format!("the current folder cannot be read: {error}")))?;

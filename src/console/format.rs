@@ -1,9 +1,13 @@
 //! Numbers and text for people: thousands separators, three significant digits, units always, no control characters.
 //!
-//! Everything that reaches the screen goes through here, so that a value has one look on every panel.
+//! A value that was not measured (`null` in the log, NaN in memory) is a `-`: a family without poses has no pose error,
+//! and that is no failure. Everything that reaches the screen goes through here, so that a value has one look on every panel.
 
 pub use crate::words::{duration, thousands};
 use ratatui::text::Span;
+
+/// In place of a value that is not there.
+pub const NOTHING: &str = "-";
 
 /// Three significant digits without an exponent where that stays readable: `0.0812`, `4.10`, `30.2`, `1,812`.
 pub fn significant(value: f64) -> String {
@@ -13,7 +17,7 @@ pub fn significant(value: f64) -> String {
 /// As [`significant`] with a chosen number of digits (at least 1).
 pub fn significant_digits(value: f64, digits: usize) -> String {
     if value.is_nan() {
-        return "NaN".into();
+        return NOTHING.into();
     }
     if value.is_infinite() {
         return if value > 0.0 { "+inf".into() } else { "-inf".into() };
@@ -43,7 +47,7 @@ fn exponent_after_rounding(value: f64, digits: i32) -> i32 {
 /// A step's or a save's time, with its own unit: `431 ms`, `4.10 s`, `2 m 03 s`.
 pub fn milliseconds(ms: f64) -> String {
     if !ms.is_finite() {
-        "NaN".into()
+        NOTHING.into()
     } else if ms < 999.5 {
         format!("{} ms", significant(ms.max(0.0)))
     } else if ms < 60_000.0 {
@@ -56,7 +60,7 @@ pub fn milliseconds(ms: f64) -> String {
 /// Decimal units, as `df -H` and checkpoint sizes are spoken of: `44.8 GB`.
 pub fn bytes(count: f64) -> String {
     if !count.is_finite() {
-        return "NaN".into();
+        return NOTHING.into();
     }
     let units = ["B", "kB", "MB", "GB", "TB", "PB"];
     let mut value = count.max(0.0);
@@ -68,16 +72,25 @@ pub fn bytes(count: f64) -> String {
     format!("{} {}", significant(value), units.get(unit).copied().unwrap_or("B"))
 }
 
-/// A share as percent: `0.12 %`, `2.3 %`, `23 %`.
+/// A share as percent: `0 %`, `0.04 %`, `2.3 %`, `23 %`. Nothing at all and very little are different findings.
 pub fn percent(share: f64) -> String {
     let value = share * 100.0;
     if !value.is_finite() {
-        "NaN %".into()
+        NOTHING.into()
+    } else if value == 0.0 {
+        "0 %".into()
+    } else if value.abs() < 0.095 {
+        format!("{value:.2} %")
     } else if value.abs() < 10.0 {
         format!("{value:.1} %")
     } else {
         format!("{value:.0} %")
     }
+}
+
+/// A number of things: `1 shape`, `12 shapes`.
+pub fn count(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", thousands(number), if number == 1 { "" } else { "s" })
 }
 
 /// Wall-clock time of day in UTC: `12:41:07`. UTC because a run's hosts and its reader need not share a time zone.
@@ -159,6 +172,30 @@ pub fn fit(text: &str, columns: usize) -> String {
     out
 }
 
+/// As [`fit`], but sentences are cut between words.
+pub fn fit_words(text: &str, columns: usize) -> String {
+    let cut = fit(text, columns);
+    let Some(kept) = cut.strip_suffix('…').filter(|_| cut != text) else { return cut };
+    let ends_a_word = text.get(kept.len()..).is_some_and(|rest| rest.starts_with(' '));
+    match kept.rsplit_once(' ') {
+        Some((words, _)) if !ends_a_word && !words.trim().is_empty() => format!("{}…", words.trim_end()),
+        _ => format!("{}…", kept.trim_end()),
+    }
+}
+
+/// Facts joined by ` · `. While they are wider than `columns`, the one of the highest rank is left out, the later of
+/// two equals first: half a number says less than none.
+pub fn join(mut facts: Vec<(u8, String)>, columns: usize) -> String {
+    loop {
+        let text = facts.iter().map(|(_, fact)| fact.as_str()).collect::<Vec<_>>().join(" · ");
+        let last = facts.iter().enumerate().max_by_key(|(_, (rank, _))| *rank).map(|(index, _)| index);
+        match last {
+            Some(index) if width(&text) > columns && facts.len() > 1 => drop(facts.remove(index)),
+            _ => return fit_words(&text, columns),
+        }
+    }
+}
+
 /// `text` in exactly `columns`: cut or padded on the right.
 pub fn pad(text: &str, columns: usize) -> String {
     let text = fit(text, columns);
@@ -188,7 +225,7 @@ mod tests {
             (1_812.4, "1,812"),
             (-0.5, "-0.500"),
             (0.0, "0"),
-            (f64::NAN, "NaN"),
+            (f64::NAN, "-"),
             (f64::INFINITY, "+inf"),
             (1e-9, "1.00e-9"),
             (1e300, "1.00e300"),
@@ -204,7 +241,9 @@ mod tests {
         assert_eq!(milliseconds(999.9), "1.00 s");
         assert_eq!(bytes(44.8e9), "44.8 GB");
         assert_eq!(bytes(999_900.0), "1.00 MB");
-        assert_eq!(bytes(f64::NAN), "NaN");
+        assert_eq!([milliseconds(f64::NAN), bytes(f64::NAN), percent(f64::NAN)], ["-", "-", "-"]);
+        assert_eq!((percent(0.0), percent(0.0004)), ("0 %".into(), "0.04 %".into()));
+        assert_eq!((count(1, "shape"), count(1_200, "shape")), ("1 shape".into(), "1,200 shapes".into()));
         assert_eq!(percent(0.0012), "0.1 %");
         assert_eq!(percent(0.23), "23 %");
         assert_eq!(clock(1_700_000_000_000), "22:13:20");
@@ -217,6 +256,18 @@ mod tests {
         assert_eq!(clean("10 %\r20 %\r30 %\r\n"), "30 %");
         assert_eq!(clean("tab\there"), "tab here");
         assert_eq!(clean("\u{1b}"), "");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_whole() {
+        let facts = || vec![(0, "loss 0.1".into()), (2, "PSNR 18.5".into()), (1, "425 ms".into())];
+        assert_eq!(join(facts(), 40), "loss 0.1 · PSNR 18.5 · 425 ms");
+        assert_eq!(join(facts(), 28), "loss 0.1 · 425 ms");
+        assert_eq!(join(facts(), 16), "loss 0.1");
+        assert_eq!(join(Vec::new(), 16), "");
+        let text = "asked to stop";
+        let cut: Vec<String> = [13, 12, 9, 8, 4, 3, 0].map(|columns| fit_words(text, columns)).into();
+        assert_eq!(cut, ["asked to stop", "asked to…", "asked to…", "asked…", "ask…", "as…", ""]);
     }
 
     #[test]

@@ -102,9 +102,10 @@ impl Metric {
         matches!(self.source(), Source::Validation(_))
     }
 
-    /// A value with its unit.
+    /// A value with its unit; without one where there is no value.
     pub fn value(self, value: f64) -> String {
         match self {
+            _ if value.is_nan() => format::NOTHING.into(),
             Self::WristLpips | Self::WristSsim => {
                 if value.is_finite() {
                     format!("{value:.4}")
@@ -120,6 +121,12 @@ impl Metric {
             Self::Memory => format::bytes(value),
             Self::PaddingWaste => format::percent(value),
         }
+    }
+
+    /// The least value worth telling from zero, for a metric that is often exactly zero and spans decades besides: below
+    /// it a logarithmic axis goes on evenly down to zero.
+    pub fn even_below(self) -> Option<f64> {
+        (self == Self::PaddingWaste).then_some(0.001)
     }
 
     /// A tick of the y axis: short, the unit where it scales with the value.

@@ -2,10 +2,10 @@
 //!
 //! Derived from the run directory's evidence and the clock alone, so the same words come after every restart.
 
-use super::format::{bytes, duration, milliseconds, percent, significant, significant_digits, thousands};
+use super::format::{bytes, count, duration, join, milliseconds, percent, significant, significant_digits, thousands};
 use super::metric::Metric;
 use super::theme::Role;
-use crate::runlog::{AttemptView, Outcome, PREEMPTED, RunState, RunView};
+use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent};
 
 /// Glyph, word and role of a state.
 pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {
@@ -56,22 +56,31 @@ pub fn phase_words(run: &RunView, now_ms: u64) -> Option<String> {
     Some(words)
 }
 
-/// The line under the arm's name: why it's in this state, or how fast it goes.
-pub fn why(run: &RunView, state: RunState, reason: &str, now_ms: u64) -> String {
+/// The line under the arm's name: why it's in this state, or how fast it goes, the latter in `columns`. `micro_steps`
+/// asks for them too, where nothing else says them.
+pub fn why(run: &RunView, state: RunState, reason: &str, now_ms: u64, columns: usize, micro_steps: bool) -> String {
     let attempt = run.attempts.last().map_or(0, |attempt| attempt.started.attempt);
     let again = if attempt > 1 { format!("attempt {attempt} · ") } else { String::new() };
     match state {
         RunState::Running => {
-            let mut parts = Vec::new();
+            let mut facts = Vec::new();
+            if attempt > 1 {
+                facts.push((1, format!("attempt {attempt}")));
+            }
             if let Some(phase) = run.phase.and_then(|_| phase_words(run, now_ms)) {
-                parts.push(phase);
+                facts.push((0, phase));
             } else if let Some(ms) = run.median_step_ms() {
-                parts.push(format!("{}/step", milliseconds(ms)));
+                facts.push((0, format!("{}/step", milliseconds(ms))));
+                if let Some(step) = &run.last_step {
+                    let packing = step.packing.filter(|_| micro_steps);
+                    facts.extend(packing.map(|packing| (4, count(packing.micro_steps, "micro-step"))));
+                    facts.push((3, format!("{} tok/s", significant(tokens_per_second(step)))));
+                }
             }
             if let Some(left) = run.eta_ms() {
-                parts.push(format!("{} left", duration(left as u64)));
+                facts.push((0, format!("{} left", duration(left as u64))));
             }
-            format!("{again}{}", parts.join(" · "))
+            join(facts, columns)
         }
         RunState::Starting => format!("{again}{}", phase_words(run, now_ms).unwrap_or_else(|| reason.to_owned())),
         RunState::Stalled => {
@@ -84,6 +93,32 @@ pub fn why(run: &RunView, state: RunState, reason: &str, now_ms: u64) -> String 
     }
 }
 
+/// Tokens through the trunk in a second of the step's wall time; NaN for a step that took none.
+pub fn tokens_per_second(step: &StepEvent) -> f64 {
+    if step.step_ms > 0.0 { step.tokens as f64 / step.step_ms * 1000.0 } else { f64::NAN }
+}
+
+/// How the newest step's episodes were packed, in `columns`; empty for an arm that packs none. What gives way first is
+/// said elsewhere too: beside panels what is padded, else the micro-steps.
+pub fn packing(run: &RunView, columns: usize, beside_panels: bool) -> String {
+    let Some(packing) = run.last_step.as_ref().and_then(|step| step.packing) else { return String::new() };
+    let PackingStep { micro_steps, distinct_shapes, rank_imbalance, .. } = packing;
+    let mut facts = vec![(2, count(micro_steps, "micro-step")), (1, count(distinct_shapes, "shape"))];
+    facts.push((if beside_panels { 3 } else { 1 }, padding_parts(&packing).join(", ")));
+    facts.push((0, format!("imbalance {}", imbalance(rank_imbalance))));
+    join(facts, columns)
+}
+
+/// What padding waste is made of, besides text.
+pub fn padding_parts(packing: &PackingStep) -> [String; 2] {
+    [format!("frames {}", percent(packing.frame_padding)), format!("align {}", percent(packing.alignment_padding))]
+}
+
+/// Largest over mean cost of the ranks: `1.003`.
+fn imbalance(value: f64) -> String {
+    if value.is_finite() { format!("{value:.3}") } else { significant(value) }
+}
+
 /// The third line: what is safe, and how old the data are.
 pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
     let mut parts = Vec::new();
@@ -94,13 +129,16 @@ pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
         parts.push(format!("data {} old", duration(age)));
     }
     match &run.last_save {
-        Some(save) => parts.push(format!(
-            "saved step {} {} ago ({}, {})",
-            thousands(save.step),
-            duration(now_ms.saturating_sub(save.time_ms)),
-            bytes(save.bytes as f64),
-            milliseconds(save.ms)
-        )),
+        Some(save) => {
+            // The folder is there before the log says how long it took.
+            let took = if save.ms.is_finite() { format!(", {}", milliseconds(save.ms)) } else { String::new() };
+            parts.push(format!(
+                "saved step {} {} ago ({}{took})",
+                thousands(save.step),
+                duration(now_ms.saturating_sub(save.time_ms)),
+                bytes(save.bytes as f64),
+            ));
+        }
         None => match run.attempts.last() {
             Some(attempt) if attempt.started.save_every > 0 && is_active(state) => {
                 let every = attempt.started.save_every;
@@ -117,14 +155,19 @@ pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
     parts.join(" · ")
 }
 
-/// Where and as what it runs: `pid 4711 on node7 · cpu, 1 thread · 2.35 M parameters`.
-pub fn place(run: &RunView) -> String {
+/// Where and as what it runs, in `columns`: `pid 4711 on node7 · cpu, 1 thread · 2.35 M parameters`.
+pub fn place(run: &RunView, columns: usize) -> String {
     let Some(attempt) = run.attempt() else { return String::new() };
     let started = &attempt.started;
     let threads = if started.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", started.threads) };
     let size = started.parameters as f64 / 1e6;
     let pid = started.pid;
-    format!("pid {pid} on {} · {}, {threads} · {} M parameters", started.host, started.device, significant(size))
+    let facts = vec![
+        (0, format!("pid {pid} on {}", started.host)),
+        (1, format!("{}, {threads}", started.device)),
+        (2, format!("{} M parameters", significant(size))),
+    ];
+    join(facts, columns)
 }
 
 /// What a chart without points waits for.
@@ -180,19 +223,20 @@ pub fn seam_cause(attempt: &AttemptView) -> &'static str {
     }
 }
 
-/// The values of the latest step in one line, for small screens.
-pub fn value_line(run: &RunView) -> String {
+/// The values of the latest step in one line of `columns`, for small screens.
+pub fn value_line(run: &RunView, columns: usize) -> String {
     let Some(step) = &run.last_step else { return String::new() };
-    let mut parts = Vec::new();
-    if let Some(point) = run.validations.last() {
-        parts.push(format!("LPIPS {}", Metric::WristLpips.value(point.event.wrist_lpips)));
-        parts.push(format!("PSNR {}", significant_digits(point.event.wrist_psnr, 4)));
+    let mut facts = Vec::new();
+    if let Some(point) = run.validations.last().filter(|point| point.event.wrist_lpips.is_finite()) {
+        facts.push((1, format!("LPIPS {}", Metric::WristLpips.value(point.event.wrist_lpips))));
+        facts.push((5, format!("PSNR {}", significant_digits(point.event.wrist_psnr, 4))));
     }
-    parts.push(format!("loss {}", Metric::Loss.value(step.loss)));
-    parts.push(milliseconds(step.step_ms));
-    parts.push(format!("{} {}", memory_kind(run), bytes(step.memory.bytes as f64)));
-    parts.push(format!("pad {}", percent(step.padding_waste)));
-    parts.join(" · ")
+    facts.push((0, format!("loss {}", Metric::Loss.value(step.loss))));
+    facts.push((2, milliseconds(step.step_ms)));
+    facts.push((6, format!("{} tok/s", significant(tokens_per_second(step)))));
+    facts.push((4, format!("{} {}", memory_kind(run), bytes(step.memory.bytes as f64))));
+    facts.push((3, format!("pad {}", percent(step.padding_waste))));
+    join(facts, columns)
 }
 
 /// `GPU` or `RSS`: what the memory numbers measure.

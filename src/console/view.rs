@@ -77,8 +77,9 @@ fn full(app: &App, list: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
     } else {
         chart::draw(app, list, metric, focused, right, buffer);
     }
-    if small[0] == metric {
-        small[0] = Metric::WristSsim;
+    // Not every family has poses: a panel of what is measured says more.
+    if small[0] == metric || !measured(app, list, small[0]) {
+        small[0] = if metric == Metric::WristSsim { Metric::WristPsnr } else { Metric::WristSsim };
     }
     for (metric, area) in small.iter().zip(Layout::horizontal([Constraint::Fill(1); 5]).areas::<5>(panels)) {
         values::panel(app, list, *metric, area, buffer);
@@ -89,16 +90,24 @@ fn full(app: &App, list: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
     bars::footer(app, footer, buffer);
 }
 
+/// Does an arm have a value of it, or none a say yet?
+fn measured(app: &App, list: &[Arm<'_>], metric: Metric) -> bool {
+    let mut curves = list.iter().filter_map(|arm| Some((arm.run, app.curve(&arm.run.arm, metric)?)));
+    curves.clone().any(|(run, curve)| curve.last(run).is_some()) || curves.all(|(_, curve)| curve.non_finite() == 0)
+}
+
 fn compact(app: &App, list: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
     let count = list.len().max(1) as u16;
-    // The chart keeps at least ten rows; what is left decides how many lines an arm gets.
+    let selected = list.iter().find(|arm| arm.selected);
+    // Without the packing line of the values, the chart keeps at least ten rows; what is left decides how many lines an
+    // arm gets.
     let room = area.height.saturating_sub(3 + 2 + 10);
     let each = arms::lines_each(list.len(), room).min(3);
     let [header, top, pane, line, footer] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length((count * each).min(room.max(1)) + 2),
         Constraint::Fill(1),
-        Constraint::Length(1),
+        Constraint::Length(list.iter().map(values::lines_of).max().unwrap_or(1)),
         Constraint::Length(1),
     ])
     .areas(area);
@@ -109,8 +118,8 @@ fn compact(app: &App, list: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
         Pane::Pictures => pictures::draw(app, list, pane, buffer),
         Pane::Log => log::draw(app, pane, buffer),
     }
-    if let Some(arm) = list.iter().find(|arm| arm.selected) {
-        values::line(app, arm, line, buffer);
+    if let Some(arm) = selected {
+        values::line(app, arm, format::width(&arm.short), line, buffer);
     }
     bars::footer(app, footer, buffer);
 }
@@ -128,9 +137,10 @@ fn small(app: &App, list: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
         arms::draw(app, list, top, buffer);
         let selected = list.iter().position(|arm| arm.selected).unwrap_or(0);
         let first = (selected + 1).saturating_sub(usize::from(lines));
+        let names = list.iter().map(|arm| format::width(&arm.short)).max().unwrap_or(0).min(12);
         for (row, arm) in list.iter().skip(first).take(usize::from(lines)).enumerate() {
             let line = Rect { y: values_area.y + row as u16, height: 1, ..values_area };
-            values::line(app, arm, line, buffer);
+            values::line(app, arm, names, line, buffer);
         }
     }
     bars::footer(app, footer, buffer);

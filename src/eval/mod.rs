@@ -4,6 +4,7 @@
 //! reads a difference between two arms that is not there. `docs/metrics.md` has each definition, its traps, and which
 //! of them decides.
 
+pub mod chunk;
 pub mod compare;
 mod files;
 pub mod lpips;

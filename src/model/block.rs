@@ -9,6 +9,7 @@ use crate::ops::{
     planned_attention, rms_norm, rope, softmax_last_dim,
 };
 use candle_core::{Result, Tensor};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What every block reads besides x.
@@ -184,13 +185,22 @@ impl Attention {
         table: Option<&RopeTable>,
         plan: Option<&Arc<AttentionPlan>>,
     ) -> Result<Tensor> {
-        let mut q = rms_norm(&self.q.forward(x)?, &self.norm_q, self.eps)?;
-        let mut k = rms_norm(&self.k.forward(memory)?, &self.norm_k, self.eps)?;
-        let v = self.v.forward(memory)?;
-        if let Some(table) = table {
-            q = rope(&q, table)?;
-            k = rope(&k, table)?;
-        }
+        self.attend(&self.queries(x, table)?, &self.keys_values(memory, table)?, plan)
+    }
+
+    /// x [B, L, D] -> q [B, L, D].
+    fn queries(&self, x: &Tensor, table: Option<&RopeTable>) -> Result<Tensor> {
+        placed(rms_norm(&self.q.forward(x)?, &self.norm_q, self.eps)?, table)
+    }
+
+    /// What there is to see of `memory` [B, S, D].
+    fn keys_values(&self, memory: &Tensor, table: Option<&RopeTable>) -> Result<KeysValues> {
+        let keys = placed(rms_norm(&self.k.forward(memory)?, &self.norm_k, self.eps)?, table)?;
+        Ok(KeysValues { keys, values: self.v.forward(memory)? })
+    }
+
+    fn attend(&self, q: &Tensor, seen: &KeysValues, plan: Option<&Arc<AttentionPlan>>) -> Result<Tensor> {
+        let KeysValues { keys: k, values: v } = seen;
         if let Some(plan) = plan {
             let attended = planned_attention(&q.squeeze(0)?, &k.squeeze(0)?, &v.squeeze(0)?, self.heads, plan)?;
             return self.o.forward(&attended.unsqueeze(0)?);
@@ -198,10 +208,53 @@ impl Attention {
         let (batch, tokens, width) = q.dims3()?;
         let head_dim = width / self.heads;
         let split = |t: &Tensor| t.reshape((batch, t.dim(1)?, self.heads, head_dim))?.transpose(1, 2)?.contiguous();
-        let (q, k, v) = (split(&(q * (head_dim as f64).sqrt().recip())?)?, split(&k)?, split(&v)?);
+        let (q, k, v) = (split(&(q * (head_dim as f64).sqrt().recip())?)?, split(k)?, split(v)?);
         let scores = q.matmul(&k.transpose(2, 3)?.contiguous()?)?;
         let attended = softmax_last_dim(&scores)?.matmul(&v)?;
         self.o.forward(&attended.transpose(1, 2)?.contiguous()?.reshape((batch, tokens, width))?)
+    }
+}
+
+fn placed(x: Tensor, table: Option<&RopeTable>) -> Result<Tensor> {
+    match table {
+        Some(table) => rope(&x, table),
+        None => Ok(x),
+    }
+}
+
+/// Keys, after their norm and RoPE, and values: [B, S, D] each.
+#[derive(Clone, Debug)]
+pub(super) struct KeysValues {
+    keys: Tensor,
+    values: Tensor,
+}
+
+impl KeysValues {
+    /// `self` before `later`.
+    fn then(&self, later: &Self) -> Result<Self> {
+        Ok(Self {
+            keys: Tensor::cat(&[&self.keys, &later.keys], 1)?,
+            values: Tensor::cat(&[&self.values, &later.values], 1)?,
+        })
+    }
+
+    /// `part` of both, without the graph behind them.
+    fn map(&self, part: impl Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self { keys: part(self.keys.detach())?, values: part(self.values.detach())? })
+    }
+}
+
+/// What a block has seen, for tokens that come later.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    tokens: KeysValues,
+    text: KeysValues,
+}
+
+impl Memory {
+    /// Of some of the tokens, and the whole text; without the graph behind them.
+    pub fn of(&self, tokens: Range<usize>) -> Result<Self> {
+        Ok(Self { tokens: self.tokens.map(|x| x.narrow(1, tokens.start, tokens.len()))?, text: self.text.map(Ok)? })
     }
 }
 
@@ -246,6 +299,18 @@ impl Block {
 
     /// x [B, L, D] -> [B, L, D].
     pub fn forward(&self, x: &Tensor, conditioning: &Conditioning, placement: &Placement) -> Result<Tensor> {
+        self.forward_after(x, conditioning, placement, None).map(|(x, _)| x)
+    }
+
+    /// The same for tokens that also see `past`: its rows come before those of x in the plan's keys, and its text
+    /// takes the place of the conditioning's. Returns what there is to see of x, too.
+    pub(super) fn forward_after(
+        &self,
+        x: &Tensor,
+        conditioning: &Conditioning,
+        placement: &Placement,
+        past: Option<&Memory>,
+    ) -> Result<(Tensor, Memory)> {
         let x = match (&self.geometry, &conditioning.geometry) {
             (Some(branch), Some(tokens)) => branch.forward(x, tokens, placement.video_tokens)?,
             (None, _) => x.clone(),
@@ -258,14 +323,23 @@ impl Block {
         let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
 
         let normed = norm_modulate(&x, &part(0)?, &part(1)?, rows, self.eps)?;
-        let attended = self.self_attention.forward(&normed, &normed, Some(&placement.table), sight.tokens())?;
+        let table = Some(&placement.table);
+        let tokens = self.self_attention.keys_values(&normed, table)?;
+        let seen = past.map(|past| past.tokens.then(&tokens)).transpose()?;
+        let q = self.self_attention.queries(&normed, table)?;
+        let attended = self.self_attention.attend(&q, seen.as_ref().unwrap_or(&tokens), sight.tokens())?;
         let x = gated_residual(&x, &attended, &part(2)?, rows)?;
 
         let normed = layer_norm_affine(&x, &self.cross_norm.0, &self.cross_norm.1, self.eps)?;
-        let attended = self.cross_attention.forward(&normed, &conditioning.text, None, sight.text())?;
+        let text = match past {
+            Some(past) => past.text.clone(),
+            None => self.cross_attention.keys_values(&conditioning.text, None)?,
+        };
+        let attended =
+            self.cross_attention.attend(&self.cross_attention.queries(&normed, None)?, &text, sight.text())?;
         let x = (&x + attended.to_dtype(x.dtype())?)?;
 
         let normed = norm_modulate(&x, &part(3)?, &part(4)?, rows, self.eps)?;
-        gated_residual(&x, &self.ffn.forward(&normed)?, &part(5)?, rows)
+        Ok((gated_residual(&x, &self.ffn.forward(&normed)?, &part(5)?, rows)?, Memory { tokens, text }))
     }
 }

@@ -4,6 +4,8 @@
 //! public order (four segments, see [`Sequence`]), put into the plan's order for the trunk, and only the noisy ones are
 //! taken out again for the heads. Modulation rows: one a latent frame, copy and stream.
 
+mod chunk;
+
 use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight};
 use super::timestep::sinusoid_f32;
 use super::{Block, Conditioning, Parameters, Transformer};
@@ -12,6 +14,8 @@ use crate::ops::{RopeTable, Rows, norm_modulate};
 use crate::pack::sequence::{FrameTokens, PackedEpisode, Sequence};
 use candle_core::{Result, Tensor};
 use std::sync::Arc;
+
+pub use chunk::{ChunkHistory, CleanHistory, EpisodeHistory};
 
 const TEXT: MlpNames = MlpNames { up: "linear_1", down: "linear_2" };
 const BLOCK: BlockNames = BlockNames {
@@ -227,6 +231,31 @@ impl LingbotModel {
             .reshape((frames * h * w, channels * patch_h * patch_w))
     }
 
+    /// Prompts [r, text_dim] -> their rows one after another, [1, S, D]; `real < text_len` rows and one for all that are
+    /// zeros, which have one key and value: the plan weighs it by their number.
+    fn embedded(&self, prompts: &[Tensor]) -> Result<Tensor> {
+        let mut text = Vec::with_capacity(2 * prompts.len());
+        for prompt in prompts {
+            let real = prompt.dim(0)?;
+            if real > 0 {
+                text.push(prompt.clone());
+            }
+            if real < self.config.text_len {
+                text.push(Tensor::zeros((1, self.config.text_dim), prompt.dtype(), prompt.device())?);
+            }
+        }
+        self.text_embedder.forward(&Tensor::cat(&text, 0)?)?.unsqueeze(0)
+    }
+
+    /// LN, modulation by `e` [1, R, D], projection: tokens [1, N, D] -> [N, out]. Token i has row i / (N / R).
+    fn head(&self, tokens: &Tensor, e: &Tensor, projection: &Linear) -> Result<Tensor> {
+        let (count, row_count) = (tokens.dim(1)?, e.dim(1)?);
+        let modulation = e.unsqueeze(2)?.broadcast_add(&self.head_modulation.unsqueeze(0)?)?;
+        let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
+        let rows = Rows::new((0..count).map(|token| token * row_count / count).collect(), row_count);
+        projection.forward(&norm_modulate(tokens, &part(0)?, &part(1)?, &rows, self.config.eps)?)?.squeeze(0)
+    }
+
     /// Tokens [F h w, ph pw C] in the order (dy, dx, channel) -> [C, F, H, W].
     fn unpatched(&self, tokens: &Tensor, frames: usize, [h, w]: [usize; 2]) -> Result<Tensor> {
         let channels = self.config.out_dim;
@@ -294,21 +323,10 @@ impl Transformer for LingbotModel {
         let (video_e, video_e0) = self.video_time.forward(&sinusoids(&video_rows)?)?;
         let (action_e, action_e0) = self.action_time.forward(&sinusoids(&action_rows)?)?;
 
-        let mut text = Vec::with_capacity(2 * input.prompts.len());
-        for prompt in &input.prompts {
-            let real = prompt.dim(0)?;
-            if real > 0 {
-                text.push(prompt.clone());
-            }
-            if real < self.config.text_len {
-                // All zero-padded slots of a prompt have one key and value; the plan weighs it by their number.
-                text.push(Tensor::zeros((1, self.config.text_dim), prompt.dtype(), device)?);
-            }
-        }
         let conditioning = Conditioning {
             e0: Tensor::cat(&[video_e0, action_e0], 0)?.unsqueeze(0)?,
             e: Tensor::cat(&[video_e, action_e], 0)?.unsqueeze(0)?,
-            text: self.text_embedder.forward(&Tensor::cat(&text, 0)?)?.unsqueeze(0)?,
+            text: self.embedded(&input.prompts)?,
             geometry: None,
         };
         Ok((x, conditioning))
@@ -325,17 +343,13 @@ impl Transformer for LingbotModel {
         let total: usize = layout.frames.iter().sum();
         let [h, w] = layout.tokens.grid;
         // Rows of the noisy video come first, those of the noisy actions after both video copies.
-        let head = |positions: &[u32], first_row: usize, per_frame: usize, projection: &Linear| -> Result<Tensor> {
+        let head = |positions: &[u32], first_row: usize, projection: &Linear| -> Result<Tensor> {
             let positions = Tensor::from_slice(positions, positions.len(), x.device())?;
             let tokens = x.squeeze(0)?.index_select(&positions, 0)?.unsqueeze(0)?;
-            let e = conditioning.e.narrow(1, first_row, total)?.unsqueeze(2)?;
-            let modulation = e.broadcast_add(&self.head_modulation.unsqueeze(0)?)?;
-            let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
-            let rows = Rows::new((0..total * per_frame).map(|token| token / per_frame).collect(), total);
-            projection.forward(&norm_modulate(&tokens, &part(0)?, &part(1)?, &rows, self.config.eps)?)?.squeeze(0)
+            self.head(&tokens, &conditioning.e.narrow(1, first_row, total)?, projection)
         };
-        let video = head(sequence.noisy_video(), 0, h * w, &self.video_head)?;
-        let action = head(sequence.noisy_action(), 2 * total, layout.tokens.actions, &self.action_head)?;
+        let video = head(sequence.noisy_video(), 0, &self.video_head)?;
+        let action = head(sequence.noisy_action(), 2 * total, &self.action_head)?;
         let mut first = 0;
         let mut outputs = Vec::with_capacity(layout.frames.len());
         for &frames in &layout.frames {

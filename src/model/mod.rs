@@ -15,7 +15,9 @@ use candle_core::{Result, Tensor};
 
 pub use block::{Block, Conditioning, Placement, Sight};
 pub use count::{ParameterCount, Part, count};
-pub use lingbot::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel};
+pub use lingbot::{
+    ChunkHistory, CleanHistory, EpisodeHistory, EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel,
+};
 pub use lingbot_parameters::lingbot_parameter_specs;
 pub use parameters::{Initialiser, ParameterSpec, Parameters, parameter_specs};
 pub use xwam::{XwamInput, XwamModel, XwamOutput};

@@ -1,7 +1,7 @@
 //! Attention over the pairs that a plan shows, and no others.
 //!
-//! The scores of a block of queries stay in cache and are never stored: the backward pass recomputes them. Their
-//! softmax costs it little beside its five products, so nothing else is kept for it either, not even log-sum-exps.
+//! The scores of a block of queries stay in cache and are never stored: the backward pass recomputes them. A kept
+//! log-sum-exp would spare it no exponential, only a maximum and a sum, so nothing is kept.
 //!
 //! Queries whose keys do not touch (episodes, mostly) are independent. The backward pass is parallel over these and the
 //! heads, and one after another within, so every sum has one order and no two threads add to one gradient.
@@ -11,7 +11,7 @@ use super::{Element, dispatch, in_float, slice, storage, sum_by, values};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayView2, ArrayViewMut2, Axis, LinalgScalar, s};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, LinalgScalar, s};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
@@ -92,19 +92,19 @@ impl PlannedAttention {
         x.slice_move(s![.., head * width..(head + 1) * width])
     }
 
-    /// Softmax of the scores of queries q [n, d] of a group against all it sees of k: p [n, keys].
-    fn probabilities<T: Real>(
-        &self,
-        group: &Group,
-        q: &ArrayView2<T>,
-        k: &ArrayView2<T>,
-        p: &mut Vec<T>,
-    ) -> Result<()> {
+    /// The rows of one head of a transposed [D, rows].
+    fn head_t<'a, T>(&self, head: usize, x_t: ArrayView2<'a, T>) -> ArrayView2<'a, T> {
+        let width = x_t.nrows() / self.heads;
+        x_t.slice_move(s![head * width..(head + 1) * width, ..])
+    }
+
+    /// Softmax of the scores of queries q [n, d] of a group against all it sees of k_t [d, S]: p [n, keys].
+    fn probabilities<T: Real>(&self, group: &Group, q: &ArrayView2<T>, k_t: &ArrayView2<T>, p: &mut [T]) -> Result<()> {
         let shape = (q.nrows(), group.key_count());
         let scale = T::from_f64((q.ncols() as f64).sqrt().recip());
         for (columns, keys) in columns(group) {
             let mut scores = matrix_mut(p, shape)?.slice_move(s![.., columns]);
-            general_mat_mul(scale, q, &k.slice(s![keys, ..]).t(), T::zero(), &mut scores);
+            general_mat_mul(scale, q, &k_t.slice(s![.., keys]), T::zero(), &mut scores);
         }
         for row in p.chunks_exact_mut(shape.1) {
             if let Some(bias) = self.plan.key_bias() {
@@ -119,6 +119,7 @@ impl PlannedAttention {
     fn forward<T: Real>(&self, [q, k, v]: [ArrayView2<T>; 3]) -> Result<Vec<T>> {
         let mut out = vec![T::zero(); q.len()];
         let mut out_ld = matrix_mut(&mut out, q.dim())?;
+        let k_t = transposed(k);
         let blocks: Vec<_> = self.plan.groups().iter().flat_map(|g| blocks(g).map(move |block| (g, block))).collect();
         let work: Vec<_> = out_ld
             .axis_chunks_iter_mut(Axis(1), q.ncols() / self.heads)
@@ -129,9 +130,9 @@ impl PlannedAttention {
             })
             .collect();
         work.into_par_iter().try_for_each_init(Vec::new, |p, (head, (group, block), mut out)| {
-            let [q, k, v] = [q, k, v].map(|x| self.head(head, x));
+            let (q, k_t, v) = (self.head(head, q), self.head_t(head, k_t.view()), self.head(head, v));
             p.resize(block.len() * group.key_count(), T::zero());
-            self.probabilities(group, &q.slice(s![block.clone(), ..]), &k, p)?;
+            self.probabilities(group, &q.slice(s![block.clone(), ..]), &k_t, p)?;
             let p = matrix(p, (block.len(), group.key_count()))?;
             for (columns, keys) in columns(group) {
                 general_mat_mul(T::one(), &p.slice(s![.., columns]), &v.slice(s![keys, ..]), T::one(), &mut out);
@@ -145,6 +146,7 @@ impl PlannedAttention {
     fn backward<T: Real>(&self, [q, k, v, out, grad]: [ArrayView2<T>; 5]) -> Result<[Vec<T>; 3]> {
         let mut gradients = [q, k, v].map(|x| vec![T::zero(); x.len()]);
         let [dq, dk, dv] = &mut gradients;
+        let (k_t, v_t) = (transposed(k), transposed(v));
         let components = self.components();
         let (mut dq, mut dk, mut dv) = (matrix_mut(dq, q.dim())?, matrix_mut(dk, k.dim())?, matrix_mut(dv, v.dim())?);
         let width = q.ncols() / self.heads;
@@ -163,15 +165,17 @@ impl PlannedAttention {
             }
         }
         shares.into_par_iter().try_for_each_init(Default::default, |scratch, share| {
-            let inputs = [q, k, v, out, grad].map(|x| self.head(share.head, x));
-            self.backward_share(inputs, share, scratch)
+            let inputs = [q, k, out, grad].map(|x| self.head(share.head, x));
+            let transposed = [&k_t, &v_t].map(|x| self.head_t(share.head, x.view()));
+            self.backward_share(inputs, transposed, share, scratch)
         })?;
         Ok(gradients)
     }
 
     fn backward_share<T: Real>(
         &self,
-        [q, k, v, out, grad]: [ArrayView2<T>; 5],
+        [q, k, out, grad]: [ArrayView2<T>; 4],
+        [k_t, v_t]: [ArrayView2<T>; 2],
         mut share: Share<T>,
         [p, ds]: &mut [Vec<T>; 2],
     ) -> Result<()> {
@@ -182,10 +186,10 @@ impl PlannedAttention {
                 let shape = (block.len(), group.key_count());
                 p.resize(shape.0 * shape.1, T::zero());
                 ds.resize(shape.0 * shape.1, T::zero());
-                self.probabilities(group, &q, &k, p)?;
+                self.probabilities(group, &q, &k_t, p)?;
                 for (columns, keys) in columns(group) {
                     let mut dp = matrix_mut(ds, shape)?.slice_move(s![.., columns]);
-                    general_mat_mul(T::one(), &grad, &v.slice(s![keys, ..]).t(), T::zero(), &mut dp);
+                    general_mat_mul(T::one(), &grad, &v_t.slice(s![.., keys]), T::zero(), &mut dp);
                 }
                 let rows = ds.chunks_exact_mut(shape.1).zip(p.chunks_exact(shape.1));
                 for ((ds, p), (out, grad)) in rows.zip(out.rows().into_iter().zip(grad.rows())) {
@@ -247,6 +251,11 @@ fn matrix_mut<T>(values: &mut [T], shape: (usize, usize)) -> Result<ArrayViewMut
     ArrayViewMut2::from_shape(shape, values).map_err(candle_core::Error::wrap)
 }
 
+/// The products read their right side along its rows: transposed once, it is read in order by every block.
+fn transposed<T: Real>(x: ArrayView2<T>) -> Array2<T> {
+    x.t().as_standard_layout().into_owned()
+}
+
 /// Disjoint ranges of rows, which must be in order.
 fn split_rows<'a, T>(
     mut rest: ArrayViewMut2<'a, T>,
@@ -263,7 +272,7 @@ fn split_rows<'a, T>(
 
 /// Softmax in place, maximum subtracted first.
 fn softmax<T: Element>(row: &mut [T]) {
-    let maximum = row.iter().copied().fold(T::neg_infinity(), <T as num_traits::Float>::max);
+    let maximum = maximum(row);
     for x in row.iter_mut() {
         *x = (*x - maximum).exp();
     }
@@ -271,6 +280,17 @@ fn softmax<T: Element>(row: &mut [T]) {
     for x in row.iter_mut() {
         *x *= inverse;
     }
+}
+
+/// Largest of some numbers, in eight interleaved lanes: one after another waits for each comparison.
+fn maximum<T: Element>(row: &[T]) -> T {
+    let (lanes, rest) = row.as_chunks::<8>();
+    let larger = |a: T, b: T| if b > a { b } else { a };
+    let mut largest = [T::neg_infinity(); 8];
+    for lane in lanes {
+        largest = std::array::from_fn(|i| larger(largest[i], lane[i]));
+    }
+    largest.iter().chain(rest).copied().fold(T::neg_infinity(), larger)
 }
 
 impl CustomOp3 for PlannedAttention {

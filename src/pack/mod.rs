@@ -11,3 +11,4 @@ pub mod sequence;
 pub mod statistics;
 pub mod step;
 pub mod stream;
+pub mod tiles;

@@ -125,6 +125,9 @@ fn token_count(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<usize> 
             bail!("pack: episode {index} needs a chunk and at most as many valid frames as frames: {episode:?}");
         }
     }
+    if frame.grid.contains(&0) && frame.actions == 0 {
+        bail!("pack: a frame has no token: {frame:?}");
+    }
     let count = || {
         let frames = episodes.iter().try_fold(0usize, |sum, episode| sum.checked_add(episode.frames))?;
         let per_frame = frame.grid[0].checked_mul(frame.grid[1])?.checked_add(frame.actions)?;
@@ -139,7 +142,7 @@ fn token_count(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<usize> 
 /// Self-attention of a pack without alignment rows, in time that does not depend on the tokens of a frame.
 ///
 /// # Errors
-/// If an episode has no chunk or more valid frames than frames, or the pack more than 2^32 - 1 tokens.
+/// If an episode has no chunk or more valid frames than frames, a frame no token, or the pack more than 2^32 - 1.
 pub fn plan(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<AttentionPlan> {
     plan_of_length(episodes, frame, token_count(episodes, frame)?)
 }
@@ -147,31 +150,31 @@ pub fn plan(episodes: &[PackedEpisode], frame: FrameTokens) -> Result<AttentionP
 fn plan_of_length(episodes: &[PackedEpisode], frame: FrameTokens, length: usize) -> Result<AttentionPlan> {
     let ids = |episode: &PackedEpisode| 2 * episode.valid_frames.div_ceil(episode.chunk());
     let mut groups = Vec::with_capacity(episodes.iter().map(|episode| 2 * ids(episode)).sum());
+    let mut add = |queries: Range<u32>, [first, second]: [Range<u32>; 2]| {
+        let keys = if first.is_empty() { [second, 0..0, 0..0] } else { [first, second, 0..0] };
+        if !queries.is_empty() {
+            groups.push(Group { queries, keys });
+        }
+    };
+    // Where each frame id starts in either copy of an episode, and the copy's end.
+    let mut starts = Vec::new();
     let mut clean = 0;
     for episode in episodes {
-        // Where frame id `id` starts in either copy; id 2 k starts where chunk k does.
-        let start = |id: usize| {
-            let first = (id / 2 * episode.chunk()).min(episode.valid_frames);
-            let video = (id % 2) * (episode.valid_frames - first).min(episode.chunk()) * frame.video();
-            (first * frame.both() + video) as u32
-        };
-        let copy = start(ids(episode));
-        let noisy = clean + copy;
-        let mut add = |from: u32, id: usize, keys: [Range<u32>; 2]| {
-            let queries = from + start(id)..from + start(id + 1);
-            let [first, second] = keys;
-            let keys = if first.is_empty() { [second, 0..0, 0..0] } else { [first, second, 0..0] };
-            if !queries.is_empty() {
-                groups.push(Group { queries, keys });
-            }
-        };
-        for id in 0..ids(episode) {
-            let oldest = clean + start(id.saturating_sub(episode.window));
-            add(clean, id, [oldest..clean + start(id + 1), 0..0]);
+        starts.clear();
+        for frames in episode.chunks(0..episode.valid_frames) {
+            let video = (frames.start * frame.both()) as u32;
+            starts.extend([video, video + (frames.len() * frame.video()) as u32]);
         }
-        for id in 0..ids(episode) {
-            let oldest = clean + start(id.saturating_sub(episode.window));
-            add(noisy, id, [oldest..clean + start(id), noisy + start(id)..noisy + start(id + 1)]);
+        let copy = (episode.valid_frames * frame.both()) as u32;
+        starts.push(copy);
+        let noisy = clean + copy;
+        let oldest = |id: usize| clean + starts[id.saturating_sub(episode.window)];
+        for (id, own) in starts.windows(2).enumerate() {
+            add(clean + own[0]..clean + own[1], [oldest(id)..clean + own[1], 0..0]);
+        }
+        for (id, own) in starts.windows(2).enumerate() {
+            let queries = noisy + own[0]..noisy + own[1];
+            add(queries.clone(), [oldest(id)..clean + own[0], queries]);
         }
         clean = noisy + copy;
     }

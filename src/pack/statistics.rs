@@ -26,8 +26,8 @@ pub const TILE: usize = 128;
 pub struct TextTokens<'a> {
     /// Slots of an episode, `model.text_len`.
     pub slots: usize,
-    /// Tokens of each training episode's prompt.
-    pub real: &'a [usize],
+    /// Tokens of each training episode's prompt; `None` if only the episodes' files say.
+    pub real: Option<&'a [usize]>,
 }
 
 /// One kind of packing over the steps that begin within the first epoch.
@@ -51,8 +51,8 @@ pub struct PackingStatistics {
     pub frame_padding: f64,
     /// Tokens after the last frame / processed tokens.
     pub alignment_padding: f64,
-    /// Text slots without a token / text slots.
-    pub text_padding: f64,
+    /// Text slots without a token / text slots, if the prompts are known.
+    pub text_padding: Option<f64>,
     pub visible_pairs: u64,
     /// In tiles of [`TILE`] x [`TILE`].
     pub computed_pairs: u64,
@@ -74,10 +74,11 @@ pub struct PackingStatistics {
 /// Simulates all ranks over one epoch.
 ///
 /// # Errors
-/// `text_tokens_missing` unless there is a number for each episode.
+/// `text_tokens_missing` if prompts are known, but not of each episode.
 pub fn statistics(planner: &Planner<'_>, text: TextTokens<'_>) -> Result<PackingStatistics> {
-    if text.real.len() != planner.lengths().len() {
-        let what = format!("{} prompts are known of {} episodes", text.real.len(), planner.lengths().len());
+    let episodes = planner.lengths().len();
+    if let Some(prompts) = text.real.map(<[usize]>::len).filter(|&prompts| prompts != episodes) {
+        let what = format!("{prompts} prompts are known of {episodes} episodes");
         return Err(Error::data("text_tokens_missing", what));
     }
     let optimizer_steps = planner.steps_per_epoch();
@@ -124,9 +125,8 @@ impl Tally {
         let frame = planner.frame();
         let mut tally = Self::default();
         for micro_batch in plan.ranks.iter().flatten() {
-            let attention = micro_batch.attention(frame)?;
-            tally.visible += attention.visible_pairs();
-            tally.computed += attention.computed_pairs(TILE, TILE);
+            tally.visible += micro_batch.visible_pairs(frame);
+            tally.computed += micro_batch.computed_pairs(frame, TILE)?;
             tally.micro_batches += 1;
             tally.samples += micro_batch.episodes.len();
             tally.processed_tokens += micro_batch.tokens;
@@ -135,8 +135,10 @@ impl Tally {
             for episode in &micro_batch.episodes {
                 tally.real_tokens += trunk_tokens(episode.valid_frames, frame);
                 tally.frame_tokens += trunk_tokens(episode.frames, frame);
-                tally.text_slots += text.slots;
-                tally.text_real += text.real[episode.episode].min(text.slots);
+                if let Some(real) = text.real {
+                    tally.text_slots += text.slots;
+                    tally.text_real += real[episode.episode].min(text.slots);
+                }
                 tally.padded_frames.insert(episode.frames);
             }
         }
@@ -178,7 +180,7 @@ impl Tally {
             largest_micro_batch_tokens: self.largest,
             frame_padding: share(self.frame_tokens - self.real_tokens, self.processed_tokens),
             alignment_padding: share(self.processed_tokens - self.frame_tokens, self.processed_tokens),
-            text_padding: share(self.text_slots - self.text_real, self.text_slots),
+            text_padding: (self.text_slots > 0).then(|| share(self.text_slots - self.text_real, self.text_slots)),
             visible_pairs: self.visible,
             computed_pairs: self.computed,
             tile_waste: 1.0 - self.visible as f64 / self.computed.max(1) as f64,

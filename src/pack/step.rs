@@ -10,11 +10,15 @@ use super::draw::ChunkWindow;
 use super::length::{round_up, trunk_tokens};
 use super::sequence::{FrameTokens, PackedEpisode, plan};
 use super::stream::{episodes_of_slots, no_episodes};
+use super::tiles::computed_pairs;
 use crate::config::{LingbotFlowConfig, PackingConfig, PackingKind, TrainConfig};
 use crate::ops::AttentionPlan;
 use crate::{Error, Result};
 use rayon::prelude::*;
 use std::ops::Range;
+
+/// No step is near this; larger ones are slips that would fill the memory with plans.
+const LARGEST_BATCH: usize = 1_000_000;
 
 /// An episode's place in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +70,14 @@ impl MicroBatch {
         self.episodes.iter().map(|episode| visible_pairs(episode.valid_frames, episode.mask, frame)).sum()
     }
 
+    /// (query, key) pairs of the `tile` x `tile` tiles that hold a visible pair.
+    ///
+    /// # Errors
+    /// As [`Self::attention`].
+    pub fn computed_pairs(&self, frame: FrameTokens, tile: usize) -> Result<u64> {
+        Ok(computed_pairs(&self.packed(), frame, tile)?)
+    }
+
     /// The self-attention of the sequence, without its alignment rows.
     ///
     /// # Errors
@@ -97,10 +109,9 @@ pub struct Planner<'a> {
 impl<'a> Planner<'a> {
     /// A planner of this kind, whichever the recipe names. `lengths`: latent frames of each training episode.
     ///
-    /// `packing.pad_multiple` is what batches are padded to: who honours `LINGBOT_PAD_MULTIPLE` sets it there first.
-    ///
     /// # Errors
-    /// `no_episodes`, `empty_episode`, `no_ranks`, `batch_size_zero`, `accumulate_zero`, `alignment_zero`, `chunk_zero`;
+    /// `no_episodes`, `empty_episode`, `no_ranks`, `batch_size_zero`, `accumulate_zero`, `alignment_zero`, `chunk_zero`,
+    /// `batch_too_large`;
     /// for `bucket` also `pool_factor_zero`, `pad_multiple_zero` and `batch_exceeds_dataset`; for `budget`
     /// `over_token_budget`, about the first episode that no micro-batch could hold, before any step is taken.
     pub fn new(
@@ -126,6 +137,11 @@ impl<'a> Planner<'a> {
         above_zero(train.batch_size, "batch_size_zero", "train.batch_size")?;
         above_zero(train.accumulate, "accumulate_zero", "train.accumulate")?;
         above_zero(flow.chunk[0], "chunk_zero", "flow.chunk")?;
+        let batch = packing.ranks.checked_mul(train.batch_size).and_then(|all| all.checked_mul(train.accumulate));
+        if batch.is_none_or(|batch| batch > LARGEST_BATCH) {
+            let what = "packing.ranks x train.batch_size x train.accumulate is more than a million episodes a step";
+            return Err(Error::refused("batch_too_large", what).in_place("train.accumulate"));
+        }
         let budget = TokenBudget::new(packing.token_budget, packing.alignment)?;
         let planner = Self { kind, lengths, frame, packing, train, flow, cost, budget };
         match kind {
@@ -162,16 +178,14 @@ impl<'a> Planner<'a> {
 
     /// Episodes of a step over all ranks: ranks x batch size x accumulation, in every kind.
     pub fn effective_batch(&self) -> usize {
-        self.packing.ranks.saturating_mul(self.train.batch_size).saturating_mul(self.train.accumulate)
+        self.packing.ranks * self.train.batch_size * self.train.accumulate
     }
 
     /// Optimizer steps that begin within an epoch. The last one takes what it lacks from the next epoch.
     pub fn steps_per_epoch(&self) -> u64 {
         let samples = match self.kind {
             // Its epoch has repeats at the end, until every rank's batches are full.
-            PackingKind::Bucket => {
-                self.lengths.len().next_multiple_of(self.packing.ranks.saturating_mul(self.train.batch_size))
-            }
+            PackingKind::Bucket => self.lengths.len().next_multiple_of(self.packing.ranks * self.train.batch_size),
             PackingKind::Unpacked | PackingKind::Budget => self.lengths.len(),
         };
         samples.div_ceil(self.effective_batch()) as u64

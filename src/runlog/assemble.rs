@@ -65,8 +65,7 @@ impl Assembler {
         self.touch(columns.time_ms);
         if logged && columns.time_ms.saturating_sub(self.last_step_log_ms) >= STEP_LOG_INTERVAL_MS {
             self.last_step_log_ms = columns.time_ms;
-            let text = format!("step {} loss {:.4} {:.2} s", columns.step, columns.loss, columns.step_ms / 1000.0);
-            self.log(columns.time_ms, Level::Info, text);
+            self.log(columns.time_ms, Level::Info, step_text(columns));
         }
     }
 
@@ -111,19 +110,25 @@ impl Assembler {
                     step_ms: step.step_ms as f32,
                     memory_bytes: step.memory.bytes as f32,
                     padding_waste: step.padding_waste as f32,
+                    micro_steps: step.packing.map(|packing| packing.micro_steps),
                 };
                 self.step(&columns, logged);
                 self.set_last_step(step);
             }
             Event::Validation(event) => {
-                let text = format!(
-                    "validation at step {}: wrist LPIPS {:.4}, PSNR {:.2} dB, {} clips, {:.1} s",
-                    event.step,
-                    event.wrist_lpips,
-                    event.wrist_psnr,
-                    event.clips,
-                    event.ms / 1000.0
-                );
+                let measured = match event.wrist_latent_mse {
+                    Some(error) if event.wrist_lpips.is_nan() => format!("wrist latent MSE {error:.4}"),
+                    _ => format!(
+                        "wrist LPIPS {}, PSNR {}",
+                        decimals(event.wrist_lpips, 4, ""),
+                        decimals(event.wrist_psnr, 2, " dB")
+                    ),
+                };
+                let mut text = format!("validation at step {}: {measured}, {} clips", event.step, event.clips);
+                // A point that an earlier attempt measured is said again without a time.
+                if event.ms.is_finite() {
+                    text += &format!(", {:.1} s", event.ms / 1000.0);
+                }
                 // Sorted by step, one point a step: a repetition after a resume takes the place of the earlier copy.
                 let points = &mut self.view.validations;
                 let at = points.partition_point(|point| point.event.step < event.step);
@@ -134,7 +139,8 @@ impl Assembler {
             Event::Checkpoint { step, bytes, ms } => {
                 self.saves.retain(|save| save.step != step);
                 self.saves.push(SaveView { step, bytes, ms, time_ms });
-                let text = format!("saved step {step}: {:.1} MB in {:.1} s", bytes as f64 / 1e6, ms / 1000.0);
+                let seconds = decimals(ms / 1000.0, 1, " s");
+                let text = format!("saved step {step}: {:.1} MB in {seconds}", bytes as f64 / 1e6);
                 self.log(time_ms, Level::Info, text);
             }
             Event::Message { level, text } => self.log(time_ms, level, text),
@@ -217,6 +223,22 @@ impl Assembler {
     }
 }
 
+/// A step in few words; of packed episodes also in how many sequences, and how much of them is padding.
+fn step_text(columns: &StepColumns) -> String {
+    let loss = decimals(f64::from(columns.loss), 4, "");
+    let seconds = decimals(f64::from(columns.step_ms) / 1000.0, 2, " s");
+    let text = format!("step {} loss {loss} {seconds}", columns.step);
+    let Some(micro_steps) = columns.micro_steps else { return text };
+    let plural = if micro_steps == 1 { "" } else { "s" };
+    let waste = decimals(f64::from(columns.padding_waste) * 100.0, 1, " %");
+    format!("{text}, {micro_steps} micro-step{plural}, {waste} padding")
+}
+
+/// A number with its unit, or `-` for one that was not measured.
+fn decimals(value: f64, decimals: usize, unit: &str) -> String {
+    if value.is_finite() { format!("{value:.decimals$}{unit}") } else { "-".to_owned() }
+}
+
 /// Control characters (escape sequences of a library's output, say) must not reach a terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -225,6 +247,35 @@ fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_says_its_packing_and_nothing_says_nan() {
+        let columns = StepColumns {
+            time_ms: 1,
+            step: 12,
+            loss: 0.5,
+            step_ms: 430.0,
+            memory_bytes: 0.0,
+            padding_waste: 0.0123,
+            micro_steps: None,
+        };
+        assert_eq!(step_text(&columns), "step 12 loss 0.5000 0.43 s");
+        let packed = StepColumns { micro_steps: Some(8), ..columns };
+        assert_eq!(step_text(&packed), "step 12 loss 0.5000 0.43 s, 8 micro-steps, 1.2 % padding");
+        let unknown = StepColumns { micro_steps: Some(1), loss: f32::NAN, padding_waste: f32::NAN, ..columns };
+        assert_eq!(step_text(&unknown), "step 12 loss - 0.43 s, 1 micro-step, - padding");
+
+        let mut assembler = Assembler::default();
+        let mut say = |event| assembler.event(EventLine { v: 1, time_ms: 1, event }, true);
+        let lines = [
+            r#"{"event":"validation","step":4,"clips":2,"wrist_lpips":null,"wrist_psnr":18.5,"wrist_ssim":null,
+                "trans_l2_norm":null,"trans_l2_m":null,"rot_deg":null,"ceiling_lpips":null,"ceiling_psnr":null,"ms":null}"#,
+            r#"{"event":"checkpoint","step":4,"bytes":1500000,"ms":null}"#,
+        ];
+        lines.into_iter().for_each(|line| say(serde_json::from_str(line).unwrap()));
+        let texts: Vec<&str> = assembler.view.log.iter().map(|line| line.text.as_str()).collect();
+        assert_eq!(texts, ["validation at step 4: wrist LPIPS -, PSNR 18.50 dB, 2 clips", "saved step 4: 1.5 MB in -"]);
+    }
 
     #[test]
     fn long_phases_are_logged_when_they_begin_and_now_and_then() {

@@ -166,7 +166,7 @@ pub enum MemoryKind {
     Rss,
 }
 
-/// Means over the validation clips.
+/// Means over the validation clips. What a family does not predict, or what could not be looked at, is NaN.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ValidationEvent {
     pub step: u64,
@@ -192,6 +192,9 @@ pub struct ValidationEvent {
     pub ceiling_lpips: f64,
     #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_psnr: f64,
+    /// Mean squared error of the wrist view's latents, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wrist_latent_mse: Option<f64>,
     #[serde(deserialize_with = "nan_if_null")]
     pub ms: f64,
 }
@@ -218,7 +221,7 @@ pub enum Outcome {
 /// One clip of a validation point: a line of `validation/step-NNNNNNNN/metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClipMetrics {
-    /// `episode_000012@32`: episode and first source frame.
+    /// `episode_000012@32`: episode and first source frame; `episode_000012#3`: episode and chunk.
     pub clip: String,
     #[serde(deserialize_with = "nan_if_null")]
     pub wrist_lpips: f64,
@@ -236,9 +239,29 @@ pub struct ClipMetrics {
     pub ceiling_lpips: f64,
     #[serde(deserialize_with = "nan_if_null")]
     pub ceiling_psnr: f64,
+    /// Mean squared error of the wrist view's latents, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wrist_latent_mse: Option<f64>,
 }
 
 /// JSON has no NaN and no infinity: they are written as `null`, and come back as NaN.
 fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_time_without_latent_errors_are_read_and_written_as_they_were() {
+        let old = r#"{"clip":"a@0","wrist_lpips":0.5,"wrist_psnr":20.0,"wrist_ssim":0.7,"trans_l2_norm":0.4,"trans_l2_m":0.05,"rot_deg":12.0,"ceiling_lpips":0.1,"ceiling_psnr":27.0}"#;
+        let mut metrics: ClipMetrics = serde_json::from_str(old).expect("read");
+        assert_eq!(metrics.wrist_latent_mse, None);
+        assert_eq!(serde_json::to_string(&metrics).expect("written"), old);
+        (metrics.wrist_latent_mse, metrics.rot_deg) = (Some(0.25), f64::NAN);
+        let line = serde_json::to_string(&metrics).expect("written");
+        let read: ClipMetrics = serde_json::from_str(&line).expect("read");
+        assert!(read.wrist_latent_mse == Some(0.25) && read.rot_deg.is_nan(), "{line}");
+    }
 }

@@ -12,6 +12,8 @@ pub(super) struct StepColumns {
     pub step_ms: f32,
     pub memory_bytes: f32,
     pub padding_waste: f32,
+    /// Of a step of packed episodes; no column, but the log line of the step says it.
+    pub micro_steps: Option<u64>,
 }
 
 /// Parses a step line written by this program's own [`EventLine`] serialiser at the start of `bytes`, and returns it
@@ -49,8 +51,9 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
     if scan.literal(b",\"branch_norm\":").is_some() {
         scan.skip_number()?;
     }
+    let mut micro_steps = None;
     if scan.literal(b",\"packing\":{\"micro_steps\":").is_some() {
-        scan.integer()?;
+        micro_steps = Some(scan.integer()?);
         scan.literal(b",\"distinct_shapes\":")?;
         scan.integer()?;
         for key in [&b",\"frame_padding\":"[..], b",\"alignment_padding\":", b",\"rank_imbalance\":"] {
@@ -60,7 +63,7 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
         scan.literal(b"}")?;
     }
     scan.literal(b"}\n")?;
-    Some((StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste }, scan.at))
+    Some((StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste, micro_steps }, scan.at))
 }
 
 struct Scan<'b> {
@@ -233,19 +236,20 @@ mod tests {
     }
 
     /// The columns by the general path; `None` if it takes the line for no step.
-    fn general(line: &[u8]) -> Option<[u64; 6]> {
+    fn general(line: &[u8]) -> Option<([u64; 6], Option<u64>)> {
         let Line::Event(line) = any_line(line) else { return None };
         let Event::Step(step) = line.event else { return None };
         let [loss, step_ms, padding_waste] =
             [step.loss, step.step_ms, step.padding_waste].map(|value| bits(value as f32));
-        Some([line.time_ms, step.step, loss, step_ms, bits(step.memory.bytes as f32), padding_waste])
+        let columns = [line.time_ms, step.step, loss, step_ms, bits(step.memory.bytes as f32), padding_waste];
+        Some((columns, step.packing.map(|packing| packing.micro_steps)))
     }
 
-    fn fast(line: &[u8]) -> Option<[u64; 6]> {
+    fn fast(line: &[u8]) -> Option<([u64; 6], Option<u64>)> {
         let (columns, length) = step_line(line)?;
         assert!(line[..length].ends_with(b"}\n"));
-        let StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste } = columns;
-        Some([time_ms, step, bits(loss), bits(step_ms), bits(memory_bytes), bits(padding_waste)])
+        let StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste, micro_steps } = columns;
+        Some(([time_ms, step, bits(loss), bits(step_ms), bits(memory_bytes), bits(padding_waste)], micro_steps))
     }
 
     proptest! {

@@ -298,6 +298,7 @@ mod tests {
             rot_deg: 1.0,
             ceiling_lpips: 1.0,
             ceiling_psnr: 1.0,
+            wrist_latent_mse: None,
             ms: 20_000.0,
         };
         run.validations.push(ValidationPoint { attempt: 1, event });

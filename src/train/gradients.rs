@@ -23,26 +23,24 @@ pub struct Timing {
     pub backward: Duration,
 }
 
-/// One forward and backward pass: outputs and losses (detached) and the gradients of `losses.total`.
+/// What one forward and backward pass gives; output and losses are detached.
+#[derive(Clone, Debug)]
+pub struct Pass<O> {
+    pub output: O,
+    pub losses: Losses,
+    /// Of `losses.total`.
+    pub gradients: Gradients,
+    pub timing: Timing,
+}
+
+/// One forward and backward pass.
 pub fn forward_backward<M: Transformer>(
     model: &M,
     parameters: &Parameters,
     input: &M::Input,
     recompute: bool,
     loss: impl Fn(&M::Output) -> Result<Losses>,
-) -> Result<(M::Output, Losses, Gradients)> {
-    let (output, losses, gradients, _) = timed_forward_backward(model, parameters, input, recompute, loss)?;
-    Ok((output, losses, gradients))
-}
-
-/// [`forward_backward`], and what it took.
-pub fn timed_forward_backward<M: Transformer>(
-    model: &M,
-    parameters: &Parameters,
-    input: &M::Input,
-    recompute: bool,
-    loss: impl Fn(&M::Output) -> Result<Losses>,
-) -> Result<(M::Output, Losses, Gradients, Timing)> {
+) -> Result<Pass<M::Output>> {
     let mut gradients = Gradients::new();
     let started = Instant::now();
     let (output, losses, forward) = if recompute {
@@ -55,7 +53,7 @@ pub fn timed_forward_backward<M: Transformer>(
         (output, losses, forward)
     };
     let timing = Timing { forward, backward: started.elapsed().saturating_sub(forward) };
-    Ok((M::detach(&output), losses.detach(), gradients, timing))
+    Ok(Pass { output: M::detach(&output), losses: losses.detach(), gradients, timing })
 }
 
 fn recomputed<M: Transformer>(

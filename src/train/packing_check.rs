@@ -4,7 +4,7 @@
 //! losses and every gradient of a packed step are those of its episodes, one after another, on inputs cut to their own
 //! frames. It needs a recipe and no data: weights, latents, actions, text and noise are drawn from its seed.
 
-use super::gradients::{Gradients, forward_backward};
+use super::gradients::{Gradients, Pass, forward_backward};
 use super::lingbot::flow::{CleanEpisode, EpisodeNoise, EpisodeTargets, Levels, Schedules, Share, losses, noised};
 use super::memory;
 use super::profile::megabytes;
@@ -381,7 +381,8 @@ fn compare(
 ) -> Result<CaseReport> {
     let step = |input: &LingbotInput, targets: &[EpisodeTargets], shares: &[Share]| -> Result<Step> {
         let loss = |output: &Vec<_>| losses(output, targets, shares);
-        let (output, losses, gradients) = forward_backward(model, parameters, input, recipe.train.recompute, loss)?;
+        let Pass { output, losses, gradients, .. } =
+            forward_backward(model, parameters, input, recipe.train.recompute, loss)?;
         Ok((output, [scalar(&losses.video)?, scalar(&losses.action)?], gradients))
     };
     let (input, targets) = &episodes.packed;

@@ -23,8 +23,8 @@ pub(super) trait Task: Sync {
     /// Weights of step 0, and the identity of the file that they come from, if they do.
     fn initialise(&self, progress: Progress<'_>) -> Result<(Parameters, Option<Value>)>;
 
-    /// Trained and saved parameters by name and shape follow from the recipe: those of a checkpoint.
-    fn from_checkpoint(&self, weights: std::collections::BTreeMap<String, Tensor>) -> Result<Parameters>;
+    /// The parameters of a checkpoint, whose names and shapes must be those that the recipe asks for.
+    fn restore(&self, weights: std::collections::BTreeMap<String, Tensor>) -> Result<Parameters>;
 
     /// What a later attempt must share with this run, beside what all families share.
     fn identity(&self, progress: Progress<'_>) -> Result<Map<String, Value>>;

@@ -187,7 +187,7 @@ fn train(
         }
         Some(checkpoint) => {
             journal.phase(Phase::Resuming, 0, 1)?;
-            let read = checkpoint::read(checkpoint, recipe.train(), |weights| task.from_checkpoint(weights))?;
+            let read = checkpoint::read(checkpoint, recipe.train(), |weights| task.restore(weights))?;
             let (parameters, optimizer, state) = read;
             journal.message(Level::Info, format!("resumed from the checkpoint of step {}", state.step))?;
             (parameters, optimizer)

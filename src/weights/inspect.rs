@@ -12,6 +12,9 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+/// Blocks of a model at most: a stray number in a name must not become millions of missing tensors.
+const DEEPEST: usize = 1000;
+
 /// Whose names the tensors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -122,15 +125,16 @@ fn recognise(files: &WeightFiles, stated_patch: Option<[usize; 3]>) -> Option<(L
     // A tensor that is not there says nothing of its size, and is listed as missing.
     let rows = |name: &str| matrix(name).map_or(1, |(rows, _)| rows);
     let columns = |name: &str| matrix(name).map_or(1, |(_, columns)| columns);
-    let layers: BTreeSet<usize> =
-        files.tensors.keys().filter_map(|name| name.strip_prefix("blocks.")?.split_once('.')?.0.parse().ok()).collect();
-    let num_layers = layers.len();
+    let layer = |name: &String| name.strip_prefix("blocks.")?.split_once('.')?.0.parse().ok();
+    let layers: BTreeSet<usize> = files.tensors.keys().filter_map(layer).filter(|&layer| layer < DEEPEST).collect();
+    let num_layers = layers.last().map_or(0, |last| last + 1);
+    let first = layers.first().copied().unwrap_or(0);
     if let Some((dim, inputs)) = matrix("patch_embedding_mlp.weight") {
         let patch_size = stated_patch.unwrap_or([1, 2, 2]);
         let cells = patch_size.iter().product::<usize>().max(1);
         let sizes = Sizes {
             dim,
-            ffn_dim: rows("blocks.0.ffn.net.0.proj.weight"),
+            ffn_dim: rows(&format!("blocks.{first}.ffn.net.0.proj.weight")),
             num_layers,
             in_dim: inputs / cells,
             out_dim: rows("proj_out.weight") / cells,
@@ -144,7 +148,7 @@ fn recognise(files: &WeightFiles, stated_patch: Option<[usize; 3]>) -> Option<(L
     let Some(&[dim, in_dim, time, height, width]) = shape("patch_embedding.weight") else { return None };
     let sizes = Sizes {
         dim,
-        ffn_dim: rows("blocks.0.ffn.0.weight"),
+        ffn_dim: rows(&format!("blocks.{first}.ffn.0.weight")),
         num_layers,
         in_dim,
         out_dim: rows("head.head.weight") / (time * height * width).max(1),

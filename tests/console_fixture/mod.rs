@@ -78,14 +78,18 @@ pub fn validation(arm: u64, step: u64) -> ValidationEvent {
         rot_deg: 3.0 + 10.0 * fall,
         ceiling_lpips: 0.112,
         ceiling_psnr: 26.9,
+        wrist_latent_mse: None,
         ms: 2_100.0,
     }
 }
 
 pub fn push_steps(run: &mut RunView, arm: u64, attempt: u32, steps: std::ops::RangeInclusive<u64>) {
-    for step in steps {
-        let event = step_event(arm, step);
-        run.series.step.push(step);
+    push_events(run, attempt, steps.map(|step| step_event(arm, step)));
+}
+
+pub fn push_events(run: &mut RunView, attempt: u32, events: impl Iterator<Item = StepEvent>) {
+    for event in events {
+        run.series.step.push(event.step);
         run.series.attempt.push(attempt);
         run.series.superseded.push(false);
         run.series.loss.push(event.loss as f32);
@@ -164,6 +168,73 @@ pub fn demo() -> ConsoleSnapshot {
         planned_validations: 21,
         loaded_ms: NOW_MS,
     }
+}
+
+/// Three ways to pack the same episodes: one that says nothing of packing and pads a fifth, one that was resumed and pads
+/// a thirtieth, one that pads `least`. The family has no proprioception and no poses.
+pub fn packing_with(least: f64) -> ConsoleSnapshot {
+    let arm = |name: &str, arm: u64, last: u64, change: &dyn Fn(&mut StepEvent)| {
+        let mut run = running(name, arm, 0, 1_000);
+        (run.series, run.last_step, run.validations, run.log) = Default::default();
+        let events = (1..=last).map(|step| {
+            let mut event = step_event(0, step);
+            event.loss_proprio = f64::NAN;
+            change(&mut event);
+            event
+        });
+        push_events(&mut run, 1, events);
+        for step in (0..=last).step_by(100) {
+            let event = validation(arm, step);
+            let nan = f64::NAN;
+            let event = ValidationEvent { trans_l2_norm: nan, trans_l2_m: nan, rot_deg: nan, ..event };
+            run.validations.push(ValidationPoint { attempt: 1, event });
+        }
+        run.last_save = Some(SaveView { step: 400, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
+        run
+    };
+    let packed = |micro_steps, distinct_shapes, frame_padding, alignment_padding, rank_imbalance| {
+        Some(PackingStep { micro_steps, distinct_shapes, frame_padding, alignment_padding, rank_imbalance })
+    };
+    let unpacked = arm("unpacked", 0, 412, &|event| {
+        event.step_ms *= 2.2;
+        event.padding_waste = 0.17 + 3.0 * event.padding_waste;
+    });
+    let mut bucket = arm("bucket", 1, 655, &|event| {
+        event.step_ms *= 1.4;
+        event.tokens = 16_128;
+        event.padding_waste += 0.025;
+        event.packing = packed(4, 37, 0.021, 0.0042, 1.148);
+    });
+    bucket.attempts[0].ended = Some((Outcome::Stopped, "stopped by the console".into()));
+    let started = started("bucket", 2, 300, 1_000);
+    bucket.attempts.push(AttemptView { started, started_ms: NOW_MS - 300_000, ended: None });
+    for (step, attempt) in bucket.series.step.iter().zip(&mut bucket.series.attempt) {
+        *attempt += u32::from(*step > 300);
+    }
+    let budget = arm("budget", 2, 910, &|event| {
+        event.tokens = 15_744;
+        event.padding_waste = least;
+        event.packing = packed(3, 112, 0.0, least * 0.4, 1.003);
+    });
+    let mut runs = [unpacked, bucket, budget];
+    for (run, text) in runs.iter_mut().zip([
+        "step 412 loss 0.3051 0.91 s",
+        "step 655 loss 0.1812 0.58 s, 4 micro-steps, 3.6 % padding",
+        "step 910 loss 0.1209 0.42 s, 3 micro-steps, 0.1 % padding",
+    ]) {
+        log(run, 400, Level::Info, text);
+    }
+    ConsoleSnapshot {
+        experiment: "experiments/packing".into(),
+        question: "Does packing change the curve, or only the time?".into(),
+        runs: runs.into_iter().map(Arc::new).collect(),
+        ..demo()
+    }
+}
+
+/// As [`packing_with`], the least padding being a thousandth.
+pub fn packing() -> ConsoleSnapshot {
+    packing_with(0.001)
 }
 
 /// Before the first step: one arm caches latents, the other hasn't started.

@@ -90,15 +90,19 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     }
     if area.height == 1 {
         // Room for the reason is left in this line, or nowhere.
-        let why = format::clean(&status::why(arm.run, arm.state, &arm.reason, app.now_ms));
         let room = usize::from(free_until.saturating_sub(x + 1));
+        let why = format::clean(&status::why(arm.run, arm.state, &arm.reason, app.now_ms, room, false));
         if room >= 12 {
-            put(buffer, x + 1, y, free_until, &format::fit(&why, room), theme.role(Role::Dim));
+            put(buffer, x + 1, y, free_until, &format::fit_words(&why, room), theme.role(Role::Dim));
         }
     }
     let indent = area.x + 3;
     let room = usize::from(end.saturating_sub(indent));
-    let why = format::clean(&status::why(arm.run, arm.state, &arm.reason, app.now_ms));
+    let below = usize::from(area.height.min(5)).saturating_sub(1);
+    // With two lines, how it goes and what is safe come first; where the packing has a line, it is said only there.
+    let packing = if below > 2 { status::packing(arm.run, room, true) } else { String::new() };
+    let why = status::why(arm.run, arm.state, &arm.reason, app.now_ms, room, packing.is_empty());
+    let why = format::clean(&why);
     let why_style = if role == Role::Bad { theme.role(Role::Bad) } else { numbers };
     // How a run ended is worth a second line; how it goes fits into one.
     let mut lines = if status::is_active(arm.state) { vec![why] } else { wrap(&why, room) };
@@ -109,12 +113,12 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     let mut lines: Vec<(String, Style)> = lines.into_iter().map(|line| (line, why_style)).collect();
     let dim = theme.role(Role::Dim);
     lines.push((status::safety(arm.run, arm.state, app.now_ms), dim));
-    lines.push((format::clean(&status::place(arm.run)), dim));
+    lines.push((packing, numbers));
+    lines.push((format::clean(&status::place(arm.run, room)), dim));
     lines.retain(|(text, _)| !text.is_empty());
-    let below = usize::from(area.height.min(5)).saturating_sub(1);
     let gauge_row = (lines.len() < below).then_some(y + 1 + lines.len() as u16);
     for (row, (text, style)) in lines.iter().take(below).enumerate() {
-        put(buffer, indent, y + 1 + row as u16, end, &format::fit(text, room), *style);
+        put(buffer, indent, y + 1 + row as u16, end, &format::fit_words(text, room), *style);
     }
     if let Some(row) = gauge_row {
         gauge(app, arm, (indent, row), (room as u16).saturating_sub(1), buffer);

@@ -50,14 +50,14 @@ pub fn header(app: &App, area: Rect, buffer: &mut Buffer) {
             x + 3,
             area.y,
             area.right(),
-            &format::fit(&format::clean(&snapshot.question), room),
+            &format::fit_words(&format::clean(&snapshot.question), room),
             theme.role(Role::Dim),
         );
     }
     let mut x = (area.right().saturating_sub(taken(&right) as u16)).max(x + 2);
     for (text, role) in &right {
         let room = usize::from(area.right().saturating_sub(x + 1));
-        x = put(buffer, x, area.y, area.right(), &format::fit(text, room), theme.role(*role)) + 2;
+        x = put(buffer, x, area.y, area.right(), &format::fit_words(text, room), theme.role(*role)) + 2;
     }
 }
 
@@ -84,7 +84,7 @@ pub fn footer(app: &App, area: Rect, buffer: &mut Buffer) {
         let mark = if notice.ok { "✓" } else { "✗" };
         let text = format!("{mark} {}", format::clean(&notice.text));
         let room = usize::from(area.width).saturating_sub(2);
-        put(buffer, area.x + 1, area.y, area.right(), &format::fit(&text, room), app.theme.role(role));
+        put(buffer, area.x + 1, area.y, area.right(), &format::fit_words(&text, room), app.theme.role(role));
         return;
     }
     if matches!(app.modal, Modal::Palette { .. } | Modal::Confirm(_) | Modal::Search { .. }) {

@@ -28,22 +28,58 @@ enum Detail {
     Means,
 }
 
-/// The vertical axis: values or their logarithms between `low` and `high`.
+/// How values become heights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Axis {
+    Linear,
+    Log,
+    /// `log10(1 + value / even_below)`: decades far above `even_below`, even near 0, which it shows. A logarithm alone
+    /// would leave out exactly the arm that wastes nothing.
+    LogFromZero {
+        even_below: f64,
+    },
+}
+
+impl Axis {
+    fn of(metric: Metric, log_y: bool) -> Self {
+        match metric.even_below() {
+            Some(even_below) if log_y => Self::LogFromZero { even_below },
+            _ if log_y => Self::Log,
+            _ => Self::Linear,
+        }
+    }
+
+    /// `None` for what the axis can't show.
+    fn height(self, value: f64) -> Option<f64> {
+        match self {
+            Self::Linear => Some(value),
+            Self::Log => (value > 0.0).then(|| value.log10()),
+            Self::LogFromZero { even_below } => (value >= 0.0).then(|| (1.0 + value / even_below).log10()),
+        }
+    }
+
+    fn value(self, height: f64) -> f64 {
+        match self {
+            Self::Linear => height,
+            Self::Log => 10f64.powf(height),
+            Self::LogFromZero { even_below } => ((10f64.powf(height) - 1.0) * even_below).max(0.0),
+        }
+    }
+}
+
+/// The vertical axis between the heights `low` and `high`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Scale {
     low: f64,
     high: f64,
-    log: bool,
+    axis: Axis,
 }
 
 impl Scale {
     /// Holds the smoothed lines whole, and the raw ones but for their outermost hundredth: a single spike must not
     /// flatten everything else.
-    fn of(lines: &[Lines<'_>], log: bool) -> Option<Self> {
-        let usable = |value: f32| -> Option<f64> {
-            let value = f64::from(value);
-            if log { (value > 0.0).then(|| value.log10()) } else { Some(value) }
-        };
+    fn of(lines: &[Lines<'_>], axis: Axis) -> Option<Self> {
+        let usable = |value: f32| axis.height(f64::from(value));
         let bold: Vec<f64> =
             lines.iter().flat_map(|line| line.bold.iter().flatten()).filter_map(|point| usable(point.1)).collect();
         let mut faint: Vec<f64> =
@@ -58,24 +94,29 @@ impl Scale {
             return None;
         }
         let margin = if high > low { (high - low) * 0.04 } else { (high.abs() * 0.05).max(1e-6) };
-        Some(Self { low: low - margin, high: high + margin, log })
+        Some(Self { low: low - margin, high: high + margin, axis })
     }
 
-    /// 0 at the bottom, 1 at the top; `None` for what a logarithm can't show.
+    /// 0 at the bottom, 1 at the top; `None` for what the axis can't show.
     fn position(self, value: f64) -> Option<f64> {
-        let value = if self.log { (value > 0.0).then(|| value.log10())? } else { value };
-        Some((value - self.low) / (self.high - self.low))
+        Some((self.axis.height(value)? - self.low) / (self.high - self.low))
     }
 
     /// Round values within the axis, at most `count` (at least 2 asked for).
     fn ticks(self, count: usize) -> Vec<f64> {
-        if self.log && self.high - self.low >= 1.0 {
-            let decades = (self.low.ceil() as i32..=self.high.floor() as i32).map(|decade| 10f64.powi(decade));
-            let decades: Vec<f64> = decades.collect();
+        let (low, high) = (self.axis.value(self.low), self.axis.value(self.high));
+        if self.axis != Axis::Linear && self.high - self.low >= 1.0 {
+            let (zero, least) = match self.axis {
+                Axis::LogFromZero { even_below } => ((self.low <= 0.0).then_some(0.0), low.max(even_below)),
+                _ => (None, low),
+            };
+            // Rounded up a hair below the next decade: 0.001 is -2.9999999999999996.
+            let first = (least.log10() - 1e-9).ceil() as i32;
+            let decades = (first..=high.log10().floor() as i32).map(|decade| 10f64.powi(decade));
+            let decades: Vec<f64> = zero.into_iter().chain(decades).collect();
             let every = decades.len().div_ceil(count.max(1)).max(1);
             return decades.into_iter().step_by(every).collect();
         }
-        let (low, high) = if self.log { (10f64.powf(self.low), 10f64.powf(self.high)) } else { (self.low, self.high) };
         let step = round_step((high - low) / count.max(1) as f64);
         if !step.is_finite() || step <= 0.0 {
             return Vec::new();
@@ -176,22 +217,36 @@ pub fn sparkline(app: &App, arms: &[Arm<'_>], metric: Metric, area: Rect, buffer
         return;
     }
     let lines = gather(app, arms, metric, usize::from(area.width), Detail::Means);
-    let Some(scale) = Scale::of(&lines, false) else { return };
+    let Some(scale) = Scale::of(&lines, Axis::Linear) else { return };
     plot(app, metric, &lines, scale, area, buffer);
     if let Some(x) = app.chart.cursor.and_then(|cursor| column(app, cursor, area)) {
         vertical(buffer, x, area, "│", app.theme.role(Role::Accent));
     }
 }
 
-/// What stands at the end of an arm's curve: its short name and value, at the cursor if there is one.
-fn label(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
+/// The labels at the ends of the curves, names and values in columns of their own.
+fn labels<'l>(app: &App, lines: &'l [Lines<'l>], metric: Metric) -> Vec<(&'l Lines<'l>, String, bool)> {
+    let ends: Vec<_> = lines.iter().filter_map(|line| Some((line, end_of(app, line.arm, metric)?))).collect();
+    let names = ends.iter().map(|(line, _)| format::width(&line.arm.short)).max().unwrap_or(0);
+    let values = ends.iter().filter(|(_, (_, bad))| !bad).map(|(_, (text, _))| format::width(text)).max().unwrap_or(0);
+    ends.into_iter()
+        .map(|(line, (text, bad))| {
+            let missing = if bad { 0 } else { values.saturating_sub(format::width(&text)) };
+            (line, format!("{} {}{text}", format::pad(&line.arm.short, names), " ".repeat(missing)), bad)
+        })
+        .collect()
+}
+
+/// What stands at the end of an arm's curve: its value, at the cursor if there is one.
+fn end_of(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
     let curve = app.curve(&arm.run.arm, metric)?;
     let step = app.chart.cursor.unwrap_or(app.window().1);
+    // Points went before: it diverged. Without any, the family does not measure this.
     if let (Some(since), None) = (curve.non_finite_since(), app.chart.cursor) {
-        return Some((format!("{} NaN since {}", arm.short, thousands(since)), true));
+        return Some((format!("NaN since {}", thousands(since)), true));
     }
     let (_, value) = curve.at(arm.run, step)?;
-    Some((format!("{} {}", arm.short, metric.value(f64::from(value))), false))
+    Some((metric.value(f64::from(value)), false))
 }
 
 /// A chart with axes, seams, labels and its frame.
@@ -220,16 +275,14 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
         return;
     }
     let lines = gather(app, arms, metric, usize::from(inside.width) * 2, Detail::Every);
-    let Some(scale) = Scale::of(&lines, app.chart.log_y) else {
+    let Some(scale) = Scale::of(&lines, Axis::of(metric, app.chart.log_y)) else {
         let runs: Vec<_> = arms.iter().filter(|arm| arm.drawn).map(|arm| (arm.run, arm.state)).collect();
         let text = if app.snapshot.is_none() {
             super::arms::nothing(app)
         } else if !lines.is_empty() {
             "no positive value for a logarithmic axis: y goes back".to_owned()
-        } else if let Some(arm) =
-            arms.iter().find(|arm| app.curve(&arm.run.arm, metric).is_some_and(|c| c.non_finite() > 0))
-        {
-            format!("{}: every value is NaN or infinite", arm.short)
+        } else if arms.iter().any(|arm| app.curve(&arm.run.arm, metric).is_some_and(|c| c.non_finite() > 0)) {
+            format!("{} was not measured", metric.title())
         } else if app.chart.window.is_some() {
             "no point in these steps: z shows all".to_owned()
         } else {
@@ -238,8 +291,7 @@ pub fn draw(app: &App, arms: &[Arm<'_>], metric: Metric, focused: bool, area: Re
         explain(theme, &text, inside, buffer);
         return;
     };
-    let labels: Vec<(&Lines<'_>, String, bool)> =
-        lines.iter().filter_map(|line| label(app, line.arm, metric).map(|(text, bad)| (line, text, bad))).collect();
+    let labels = labels(app, &lines, metric);
     let gutter = labels.iter().map(|(_, text, _)| format::width(text) as u16 + 1).max().unwrap_or(0);
     let gutter = gutter.min(inside.width / 3);
     let ticks = scale.ticks(usize::from(inside.height / 3).max(2));
@@ -384,11 +436,12 @@ fn end_labels(
 /// The values of a small panel: one line an arm, at the cursor if there is one.
 pub fn value_of(app: &App, arm: &Arm<'_>, metric: Metric) -> Option<(String, bool)> {
     let curve = app.curve(&arm.run.arm, metric)?;
-    if let (Some(_), None) = (curve.non_finite_since(), app.chart.cursor) {
-        return Some(("NaN".into(), true));
+    let value = curve.at(arm.run, app.chart.cursor.unwrap_or(u64::MAX));
+    match (curve.non_finite_since(), app.chart.cursor, value) {
+        (Some(_), None, Some(_)) => Some(("NaN".into(), true)),
+        (.., Some((_, value))) => Some((metric.value(f64::from(value)), false)),
+        (.., None) => (curve.non_finite() > 0).then(|| (format::NOTHING.into(), false)),
     }
-    let (_, value) = curve.at(arm.run, app.chart.cursor.unwrap_or(u64::MAX))?;
-    Some((metric.value(f64::from(value)), false))
 }
 
 #[cfg(test)]
@@ -401,13 +454,31 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_inside() {
-        let linear = Scale { low: 0.41, high: 0.69, log: false };
+        let linear = Scale { low: 0.41, high: 0.69, axis: Axis::Linear };
         assert_eq!(tick_texts(linear, 3), ["0.500", "0.600"]);
-        let log = Scale { low: -3.2, high: 2.1, log: true };
+        let log = Scale { low: -3.2, high: 2.1, axis: Axis::Log };
         assert_eq!(tick_texts(log, 8), ["0.00100", "0.0100", "0.100", "1.00", "10.0", "100"]);
-        let narrow = Scale { low: 0.0, high: 0.5, log: true };
+        let narrow = Scale { low: 0.0, high: 0.5, axis: Axis::Log };
         assert_eq!(tick_texts(narrow, 3), ["1.00", "2.00", "3.00"]);
-        assert!(Scale { low: 1.0, high: 1.0, log: false }.ticks(4).len() <= 6);
+        assert!(Scale { low: 1.0, high: 1.0, axis: Axis::Linear }.ticks(4).len() <= 6);
+    }
+
+    #[test]
+    fn a_logarithmic_axis_of_shares_goes_down_to_zero() {
+        let axis = Axis::of(Metric::PaddingWaste, true);
+        let scale = Scale { low: -0.1, high: axis.height(0.3).unwrap(), axis };
+        let ticks: Vec<String> = scale.ticks(6).iter().map(|tick| Metric::PaddingWaste.tick(*tick)).collect();
+        assert_eq!(ticks, ["0 %", "0.1 %", "1.0 %", "10 %"]);
+        let heights: Vec<f64> = [0.0, 0.001, 0.04, 0.2].iter().map(|share| scale.position(*share).unwrap()).collect();
+        assert!(heights.windows(2).all(|pair| pair[1] - pair[0] > 0.1), "a tenth of the chart apart: {heights:?}");
+        assert_eq!(scale.position(-0.1), None);
+        for share in [0.0, 0.0004, 0.2, 1.0] {
+            assert!((axis.value(axis.height(share).unwrap()) - share).abs() < 1e-12);
+        }
+        assert_eq!(Axis::of(Metric::Loss, true).height(0.0), None);
+        // Less than a decade: round steps, as on any axis.
+        let narrow = Scale { low: axis.height(0.15).unwrap(), high: axis.height(0.35).unwrap(), axis };
+        assert_eq!(narrow.ticks(4).len(), 4);
     }
 
     #[test]

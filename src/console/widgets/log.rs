@@ -1,7 +1,7 @@
 //! The selected arm's log: follows the newest line, scrolls, marks what is searched for.
 
 use super::super::app::{App, Modal, Pane, contains};
-use super::super::format::{self, clock, fit, thousands};
+use super::super::format::{self, clock, fit_words, thousands};
 use super::super::theme::Role;
 use super::{explain, frame, put};
 use crate::runlog::Level;
@@ -43,7 +43,7 @@ pub fn draw(app: &App, area: Rect, buffer: &mut Buffer) {
         let style = theme.role(role);
         let style = if matches(&text) { style.add_modifier(Modifier::REVERSED) } else { style };
         let room = usize::from(lines.right().saturating_sub(x + 1));
-        put(buffer, x + 1, y, lines.right(), &fit(&text, room), style);
+        put(buffer, x + 1, y, lines.right(), &fit_words(&text, room), style);
     }
     if prompt > 0 {
         let found = run.log.iter().filter(|line| matches(&line.text)).count();

@@ -40,7 +40,8 @@ impl EpisodeSet {
         }
         let mut last = None;
         for sample in &self.index.samples {
-            let side = if self.held_out(sample.id) { "validation" } else { "train" };
+            let held_out = self.validation.binary_search(&sample.id).is_ok();
+            let side = if held_out { "validation" } else { "train" };
             let (start, end, prompt, contents) = (sample.start, sample.end, &sample.prompt, self.contents(sample)?);
             records.push_str(&format!("{side} {} {start} {end} {prompt:?} {contents}\n", sample.id));
             let episode = Some((sample.dataset, sample.id.episode));
@@ -112,9 +113,5 @@ impl EpisodeSet {
             })
             .collect();
         hashed.into_iter().collect()
-    }
-
-    fn held_out(&self, id: EpisodeId) -> bool {
-        self.config.validation_episodes.contains(&id.episode)
     }
 }

@@ -2,13 +2,15 @@
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use super::actions::{self, Rows};
 use super::index::Sample;
 use super::latent_file::LatentFile;
-use super::{EpisodeId, EpisodeSet, VIDEO_FRAMES, tile};
+use super::tile::{self, Region};
+use super::{EpisodeId, EpisodeSet, VIDEO_FRAMES};
 use crate::codec::{CHANNELS, Extent, LatentCache, LatentCodec, SPACE_STRIDE, encode_pieces};
 use crate::config::LatentSource;
 use crate::data::columns::ColumnFile;
@@ -93,6 +95,28 @@ impl EpisodeSet {
         Ok(cache.has(&key.map_err(|error| name(id, error))?))
     }
 
+    /// What is wrong with the files behind the samples, one error a file at most: actions are read, videos and latent
+    /// files are opened and compared with the metadata. Decodes nothing and reads no latents.
+    pub fn probe(&self) -> Vec<Error> {
+        let mut videos = BTreeSet::new();
+        let samples: Vec<(&Sample, bool)> =
+            self.index.samples.iter().map(|sample| (sample, videos.insert(sample.contents))).collect();
+        let faults = |(sample, first_of_its_files): (&Sample, bool)| -> Vec<Error> {
+            let views = 0..self.config.views.len();
+            let open = |view| match self.config.latents {
+                LatentSource::Videos => self.pictures(sample, view, 0..0).map(drop),
+                LatentSource::Official => self.open_file(sample, view).map(drop),
+            };
+            let views = views.filter(|_| first_of_its_files).filter_map(|view| open(view).err());
+            let actions = self.first_frame(sample).and_then(|first| self.actions(sample, first));
+            // What cannot be opened was said.
+            let actions =
+                actions.err().filter(|error| error.code.starts_with("action") || error.place.ends_with("parquet"));
+            views.chain(actions).map(|error| name(sample.id, error)).collect()
+        };
+        samples.into_par_iter().flat_map_iter(faults).collect()
+    }
+
     fn read(
         &self,
         sample: &Sample,
@@ -110,9 +134,7 @@ impl EpisodeSet {
             Some(rows) => rows,
             None => self.text.rows(&sample.prompt)?.clone(),
         };
-        let rows = self.action_rows(sample, first_frame)?;
-        let (actions, action_mask) =
-            actions::channels(&rows, &self.config.actions, self.action_dim, sample.frames, self.actions_per_frame())?;
+        let (actions, action_mask) = self.actions(sample, first_frame)?;
         Ok(EpisodeSample {
             id: sample.id,
             prompt: sample.prompt.clone(),
@@ -122,6 +144,12 @@ impl EpisodeSet {
             actions,
             action_mask,
         })
+    }
+
+    /// Actions and mask, both [A, F, n].
+    fn actions(&self, sample: &Sample, first_frame: usize) -> Result<(Vec<f32>, Vec<f32>)> {
+        let rows = self.action_rows(sample, first_frame)?;
+        actions::channels(&rows, &self.config.actions, self.action_dim, sample.frames, self.actions_per_frame())
     }
 
     /// The sample's action rows from `first_frame` on, made relative where the robot asks for it.
@@ -201,7 +229,7 @@ impl EpisodeSet {
         view: usize,
         frames: std::ops::Range<usize>,
     ) -> Result<(Vec<Picture>, Extent)> {
-        let region = self.region(view).ok_or_else(|| Error::crash(format!("there is no view {view}")))?;
+        let region = self.view_region(view)?;
         let (height, width) = (region.height * SPACE_STRIDE, region.width * SPACE_STRIDE);
         let metadata = &self.index.datasets[sample.dataset];
         let mut video = views::open(metadata, &self.config.views[view], sample.id.episode, (height, width))?;
@@ -282,13 +310,21 @@ impl EpisodeSet {
         Ok(latent.map(|latent| Published { latent, first_frame: facts.first_frame, text }))
     }
 
+    /// Opens a view's latent file and compares it with the tile and the metadata.
+    fn open_file(&self, sample: &Sample, view: usize) -> Result<LatentFile> {
+        let region = self.view_region(view)?;
+        let file = LatentFile::open(&self.index.latent_file(sample, &self.config.views[view])?)?;
+        file.check((region.height, region.width), sample.frames, self.config.frame_stride)?;
+        Ok(file)
+    }
+
+    fn view_region(&self, view: usize) -> Result<Region> {
+        self.region(view).ok_or_else(|| Error::crash(format!("there is no view {view}")))
+    }
+
     fn read_files(&self, sample: &Sample) -> Result<Published> {
-        let mut files = Vec::new();
-        for (view, region) in self.config.views.iter().zip(self.layout.regions()) {
-            let file = LatentFile::open(&self.index.latent_file(sample, view)?)?;
-            file.check((region.height, region.width), sample.frames, self.config.frame_stride)?;
-            files.push(file);
-        }
+        let files = (0..self.config.views.len()).map(|view| self.open_file(sample, view));
+        let mut files = files.collect::<Result<Vec<LatentFile>>>()?;
         let latent = self.tile(sample, files.iter_mut().map(LatentFile::latents))?;
         let first = files.first_mut().ok_or_else(|| Error::crash("a tile without a view"))?;
         let first_frame = first.first_frame();

@@ -17,7 +17,7 @@ pub use actions::Quantiles;
 pub use index::{EpisodeId, Excluded};
 pub use load::EpisodeSample;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Mutex, Weak};
 
@@ -76,11 +76,9 @@ impl EpisodeSet {
         }
         let index = Index::read(config)?;
         views::check_held_out(&index.datasets, &config.validation_episodes)?;
-        let (validation, train): (Vec<EpisodeId>, Vec<EpisodeId>) = index
-            .samples
-            .iter()
-            .map(|sample| sample.id)
-            .partition(|id| config.validation_episodes.contains(&id.episode));
+        let held_out: HashSet<usize> = config.validation_episodes.iter().copied().collect();
+        let (validation, train): (Vec<EpisodeId>, Vec<EpisodeId>) =
+            index.samples.iter().map(|sample| sample.id).partition(|id| held_out.contains(&id.episode));
         for (side, ids) in [("training", &train), ("validation", &validation)] {
             if ids.is_empty() {
                 let what = format!("no sample is on the {side} side");

@@ -38,15 +38,12 @@ impl Point {
     /// Parses `metrics.jsonl`.
     pub fn parse(text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.trim().is_empty());
-        // A value that was not finite was written as null and is read as NaN: nothing can be judged by it.
-        let parse = |line| serde_json::from_str::<ClipMetrics>(line).ok().filter(is_finite);
+        // Not every family has every metric, but what decides is written as null only if nothing can be judged by it.
+        let decides = |metrics: &ClipMetrics| metrics.wrist_lpips.is_finite();
+        let parse = |line| serde_json::from_str::<ClipMetrics>(line).ok().filter(decides);
         let (good, bad): (Vec<_>, Vec<_>) = lines.map(parse).partition(Option::is_some);
         Self { bad_lines: bad.len(), ..Self::new(good.into_iter().flatten()) }
     }
-}
-
-fn is_finite(metrics: &ClipMetrics) -> bool {
-    super::fields(metrics).iter().all(|(_, value)| value.is_finite())
 }
 
 /// Loads every complete validation point of a run directory; a run that has not validated yet has none.
@@ -123,9 +120,13 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_number_is_a_bad_line() {
+    fn a_line_without_what_decides_is_bad_and_one_without_the_rest_is_not() {
         let point = Point::parse(&line(&clip("a@0", f64::NAN)));
         assert_eq!((point.clips.len(), point.bad_lines), (0, 1));
+        let without_pose = ClipMetrics { trans_l2_m: f64::NAN, rot_deg: f64::NAN, ..clip("a@0", 0.5) };
+        let point = Point::parse(&line(&without_pose));
+        assert_eq!((point.clips.len(), point.bad_lines), (1, 0));
+        assert!(point.clips["a@0"].rot_deg.is_nan());
     }
 
     #[test]

@@ -272,9 +272,14 @@ fn paired_difference(rule: &DecisionRule, later: &[(&Point, &Point)]) -> Option<
     Some(Difference { mean: estimate.mean, interval, confidence, resamples, per_clip })
 }
 
-/// `episode_000012@32` -> `episode_000012`; a clip of another name is an episode of its own.
+/// `episode_000012@32` and `episode_000012_0_110#3` -> `episode_000012`, since segments of an episode resemble each other
+/// as its clips do; a clip of another name is an episode of its own.
 fn episode_of(clip: &str) -> &str {
-    clip.rsplit_once('@').map_or(clip, |(episode, _)| episode)
+    const NAME: &str = "episode_";
+    let sample = clip.rsplit_once(['@', '#']).map_or(clip, |(sample, _)| sample);
+    let Some(number) = sample.find(NAME).map(|at| at + NAME.len()) else { return sample };
+    let digits = sample.bytes().skip(number).take_while(u8::is_ascii_digit).count();
+    sample.split_at(number + digits).0
 }
 
 fn decide(difference: Option<&Difference>) -> Decision {
@@ -305,7 +310,7 @@ pub fn compare_step_zero(baseline: &ArmPoints, candidate: &ArmPoints) -> StepZer
 }
 
 /// Every number of a clip. Destructured, so that a new field cannot be forgotten in the comparison.
-fn fields(metrics: &ClipMetrics) -> [(&'static str, f64); 8] {
+fn fields(metrics: &ClipMetrics) -> [(&'static str, f64); 9] {
     let ClipMetrics {
         clip: _,
         wrist_lpips,
@@ -316,6 +321,7 @@ fn fields(metrics: &ClipMetrics) -> [(&'static str, f64); 8] {
         rot_deg,
         ceiling_lpips,
         ceiling_psnr,
+        wrist_latent_mse,
     } = *metrics;
     [
         ("wrist_lpips", wrist_lpips),
@@ -326,6 +332,7 @@ fn fields(metrics: &ClipMetrics) -> [(&'static str, f64); 8] {
         ("rot_deg", rot_deg),
         ("ceiling_lpips", ceiling_lpips),
         ("ceiling_psnr", ceiling_psnr),
+        ("wrist_latent_mse", wrist_latent_mse.unwrap_or(f64::NAN)),
     ]
 }
 

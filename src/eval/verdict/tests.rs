@@ -15,6 +15,7 @@ pub(super) fn clip(name: &str, wrist_lpips: f64) -> ClipMetrics {
         rot_deg: 12.0,
         ceiling_lpips: 0.1,
         ceiling_psnr: 27.0,
+        wrist_latent_mse: None,
     }
 }
 
@@ -290,4 +291,32 @@ fn json_carries_the_grounds() {
     assert_eq!(json["step_zero"]["state"], "equal");
     assert_eq!(json["difference"]["per_clip"].as_array().map(Vec::len), Some(16));
     assert_eq!(json["trajectory"].as_array().map(Vec::len), Some(6));
+}
+
+#[test]
+fn clips_and_chunks_belong_to_their_episode() {
+    for (clip, episode) in [
+        ("episode_000012@32", "episode_000012"),
+        ("episode_000012#3", "episode_000012"),
+        ("episode_000012_0_110#3", "episode_000012"),
+        ("dataset_0003_episode_000012_110_207#1", "dataset_0003_episode_000012"),
+        ("a@7", "a"),
+        ("another name", "another name"),
+    ] {
+        assert_eq!(episode_of(clip), episode, "{clip}");
+    }
+}
+
+#[test]
+fn a_metric_that_a_family_lacks_is_shown_as_none() {
+    let (mut baseline, mut candidate) = arms(0.05, 0.002, 3);
+    for metrics in [&mut baseline, &mut candidate].into_iter().flat_map(|arm| arm.points.values_mut()) {
+        for clip in metrics.clips.values_mut() {
+            (clip.trans_l2_m, clip.rot_deg, clip.ceiling_psnr) = (f64::NAN, f64::NAN, f64::NAN);
+        }
+    }
+    let found = judge(&rule(), &plan(), &baseline, &candidate).expect("judged");
+    assert_eq!(found.decision, Decision::Better);
+    let text = found.render_text(120);
+    assert!(!text.contains("NaN") && !text.contains("ceiling") && text.contains(" - "), "{text}");
 }

@@ -87,7 +87,7 @@ impl Verdict {
             lines.extend(self.ceiling_line().iter().flat_map(|line| wrap(line, width)));
             lines.push(String::new());
             lines.extend(wrap(
-                "Wrist frames 1..8. LPIPS decides; PSNR, SSIM and pose are shown and never decide.",
+                "Predicted frames of the wrist view. LPIPS decides; PSNR, SSIM and pose are shown and never decide.",
                 width,
             ));
         }
@@ -111,10 +111,12 @@ impl Verdict {
     /// What the codec alone loses on the same frames: no model over it can do better than this on average.
     fn ceiling_line(&self) -> Option<String> {
         let means = self.trajectory.iter().find_map(|point| point.baseline.or(point.candidate))?;
-        Some(format!(
-            "codec's own ceiling on these frames: LPIPS {:.4}, PSNR {:.2} dB",
-            means.ceiling_lpips, means.ceiling_psnr
-        ))
+        (means.ceiling_lpips.is_finite() && means.ceiling_psnr.is_finite()).then(|| {
+            format!(
+                "codec's own ceiling on these frames: LPIPS {:.4}, PSNR {:.2} dB",
+                means.ceiling_lpips, means.ceiling_psnr
+            )
+        })
     }
 
     /// Two lines of headings, then a line a point: both arms side by side under each metric.
@@ -133,7 +135,8 @@ impl Verdict {
             let mut line = format!("{:>STEP$}", point.step);
             for (_, digits, get) in columns.clone() {
                 for means in [&point.baseline, &point.candidate] {
-                    let cell = means.as_ref().map_or("-".into(), |means| format!("{:.*}", digits, get(means)));
+                    let value = means.as_ref().map(get).filter(|value| value.is_finite());
+                    let cell = value.map_or("-".into(), |value| format!("{value:.digits$}"));
                     line.push_str(&format!("{cell:>CELL$}"));
                 }
             }

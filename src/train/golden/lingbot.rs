@@ -3,7 +3,7 @@
 use super::{Comparisons, GoldenFile, LOSS, Report, bad_trunk};
 use crate::config::{LingbotModelConfig, LossMean};
 use crate::model::{LingbotInput, LingbotModel, lingbot_parameter_specs};
-use crate::train::gradients::forward_backward;
+use crate::train::gradients::{Pass, forward_backward};
 use crate::train::lingbot::flow::{CleanEpisode, EpisodeNoise, Levels, Schedule, Schedules, Share, losses, noised};
 use crate::{Error, Result};
 use candle_core::{DType, Tensor};
@@ -125,7 +125,7 @@ pub(super) fn verify(file: &GoldenFile) -> Result<Report> {
     let input = LingbotInput { episodes, prompts, alignment: 1 };
     let shares = vec![Share::of_frame(LossMean::Episodes, frames, samples, frames * samples, 1); samples];
     let loss = |output: &Vec<_>| losses(output, &targets, &shares);
-    let (output, losses, gradients) =
+    let Pass { output, losses, gradients, .. } =
         forward_backward(&model, &parameters, &input, false, loss).map_err(shape_error)?;
 
     let mut comparisons = Comparisons { file, list: Vec::new() };

@@ -4,7 +4,7 @@ use super::{Comparisons, GoldenFile, LOSS, Report, bad_trunk, f32s};
 use crate::config::{GeometryConfig, ModelConfig};
 use crate::model::{XwamModel, parameter_specs};
 use crate::train::Losses;
-use crate::train::gradients::forward_backward;
+use crate::train::gradients::{Pass, forward_backward};
 use crate::train::xwam::flow::{CleanBatch, Level, Noise, losses, noised, shifted as shifted_level};
 use crate::{Error, Result};
 
@@ -126,7 +126,7 @@ pub(super) fn verify(file: &GoldenFile) -> Result<Report> {
 
     let loss =
         |output: &_| -> candle_core::Result<Losses> { losses(output, &targets, weights.action, weights.proprio) };
-    let (output, losses, gradients) =
+    let Pass { output, losses, gradients, .. } =
         forward_backward(&model, &parameters, &model_input, false, loss).map_err(shape_error)?;
     comparisons.tensor("out.video_velocity", &output.video, 5e-6)?;
     comparisons.tensor("out.action_velocity", &output.action, 5e-6)?;

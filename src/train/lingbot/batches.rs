@@ -6,8 +6,8 @@
 use super::flow::{CleanEpisode, EpisodeNoise, EpisodeTargets, Levels, Schedules, Share, noised};
 use super::store::EpisodeStore;
 use crate::Result;
-use crate::config::LingbotRecipe;
-use crate::data::episodes::EpisodeSample;
+use crate::config::{LingbotModelConfig, LingbotRecipe};
+use crate::data::episodes::{EpisodeSample, EpisodeSet};
 use crate::model::LingbotInput;
 use crate::pack::cost::CostModel;
 use crate::pack::sequence::FrameTokens;
@@ -41,15 +41,15 @@ pub struct Batch {
 }
 
 /// Tokens of a latent frame of this set under this model.
-pub fn frame_tokens(store: &EpisodeStore, recipe: &LingbotRecipe) -> FrameTokens {
-    let (height, width) = store.set.grid();
-    let [_, patch_h, patch_w] = recipe.model.patch_size;
-    FrameTokens { grid: [height / patch_h, width / patch_w], actions: store.set.actions_per_frame() }
+pub fn frame_tokens(set: &EpisodeSet, model: &LingbotModelConfig) -> FrameTokens {
+    let (height, width) = set.grid();
+    let [_, patch_h, patch_w] = model.patch_size;
+    FrameTokens { grid: [height / patch_h, width / patch_w], actions: set.actions_per_frame() }
 }
 
 /// Latent frames of each training episode, from metadata.
-pub fn lengths(store: &EpisodeStore) -> Vec<usize> {
-    store.set.train().iter().map(|id| store.set.frames(*id)).collect()
+pub fn lengths(set: &EpisodeSet) -> Vec<usize> {
+    set.train().iter().map(|id| set.frames(*id)).collect()
 }
 
 /// The places of all steps from `first` on.
@@ -58,7 +58,7 @@ pub fn places(
     recipe: &LingbotRecipe,
     first: u64,
 ) -> impl Iterator<Item = Result<Place>> + Send + use<> {
-    let (lengths, frame, recipe) = (lengths(store), frame_tokens(store, recipe), recipe.clone());
+    let (lengths, frame, recipe) = (lengths(&store.set), frame_tokens(&store.set, &recipe.model), recipe.clone());
     (first..=recipe.train.steps).flat_map(move |step| match of_step(&lengths, frame, &recipe, step) {
         Ok(places) => places.into_iter().map(Ok).collect(),
         Err(error) => vec![Err(error)],

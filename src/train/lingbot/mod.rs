@@ -6,11 +6,12 @@ mod store;
 mod validation;
 
 pub use store::EpisodeStore;
+pub use validation::{ChunkId, measured_chunks};
 
 use self::batches::{Batch, build, places};
 use self::flow::Schedules;
-use self::validation::{ChunkId, Validator, measured_chunks};
-use super::gradients::timed_forward_backward;
+use self::validation::Validator;
+use super::gradients::{Pass, forward_backward};
 use super::loader::Loader;
 use super::memory;
 use super::profile::{MicroStepProfile, milliseconds};
@@ -76,7 +77,7 @@ impl Task for LingbotTask {
         Ok((parameters, Some(json!(from.hash))))
     }
 
-    fn from_checkpoint(&self, weights: BTreeMap<String, Tensor>) -> Result<Parameters> {
+    fn restore(&self, weights: BTreeMap<String, Tensor>) -> Result<Parameters> {
         Parameters::from_tensors(&lingbot_parameter_specs(&self.recipe.model), weights)
     }
 
@@ -148,15 +149,15 @@ impl Task for LingbotTask {
             let tokens = place.micro_batch.tokens;
             self.shapes.insert(tokens);
             let valid: usize = place.micro_batch.episodes.iter().map(|episode| episode.valid_frames).sum();
-            let frame = batches::frame_tokens(&self.store, &self.recipe);
+            let frame = batches::frame_tokens(&self.store.set, &self.recipe.model);
             let real = crate::pack::length::trunk_tokens(valid, frame);
             parts.tokens += tokens as u64;
             parts.text_rows += text_rows as u64;
             parts.padding += (tokens - real + text_padding) as u64;
 
             let loss = |output: &Vec<_>| flow::losses(output, &targets, &shares);
-            let (_, losses, gradients, timing) =
-                timed_forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
+            let Pass { losses, gradients, timing, .. } =
+                forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
             let adding = Instant::now();
             // Shares already make the sum over micro-batches the mean over the step.
             parts.gradients.add(&gradients, 1.0)?;

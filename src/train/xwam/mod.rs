@@ -5,9 +5,10 @@ pub mod flow;
 mod validation;
 
 use self::batches::{Batch, ClipStore};
-use self::validation::{Validator, validation_clips};
-use super::gradients::timed_forward_backward;
+use self::validation::Validator;
+use super::gradients::{Pass, forward_backward};
 use super::loader::Loader;
+use super::measure::spread;
 use super::memory;
 use super::profile::{MicroStepProfile, milliseconds};
 use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
@@ -36,7 +37,7 @@ pub(super) struct XwamTask {
 
 impl XwamTask {
     pub fn new(recipe: &XwamRecipe, store: ClipStore) -> Self {
-        let measured = validation_clips(store.dataset.validation(), recipe.validation.clips);
+        let measured = spread(store.dataset.validation(), recipe.validation.clips);
         let store = Arc::new(store);
         Self { recipe: recipe.clone(), store, measured, model: None, validator: None, loader: None }
     }
@@ -53,7 +54,7 @@ impl Task for XwamTask {
         Ok((Parameters::initialise(&specs, self.recipe.train.seed, &Device::Cpu)?, None))
     }
 
-    fn from_checkpoint(&self, weights: BTreeMap<String, Tensor>) -> Result<Parameters> {
+    fn restore(&self, weights: BTreeMap<String, Tensor>) -> Result<Parameters> {
         Parameters::from_tensors(&parameter_specs(&self.recipe.model), weights)
     }
 
@@ -136,8 +137,8 @@ impl Task for XwamTask {
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
             let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
-            let (_, losses, gradients, timing) =
-                timed_forward_backward(model, parameters, &input, train.recompute, loss)?;
+            let Pass { losses, gradients, timing, .. } =
+                forward_backward(model, parameters, &input, train.recompute, loss)?;
             let adding = Instant::now();
             parts.gradients.add(&gradients, weight as f32)?;
             done(MicroStepProfile {

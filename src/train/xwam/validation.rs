@@ -12,10 +12,10 @@ use crate::eval::sample::{Condition, Prediction, sample};
 use crate::eval::{Lpips, pose_error, psnr, ssim, write_strip};
 use crate::model::XwamModel;
 use crate::runlog::ClipMetrics;
-use crate::train::measure::{averages, mean, signed};
+use crate::train::measure::{averages, mean, signed, unit_range};
 use crate::train::task::{GoOn, Point};
 use crate::{Error, Result};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use std::path::Path;
 use std::time::Instant;
 
@@ -40,12 +40,6 @@ pub struct Validator {
     position_scale_m: [f64; 3],
 }
 
-/// Held-out clips to measure: `wanted` of them, spread evenly over the list.
-pub fn validation_clips(all: &[ClipId], wanted: usize) -> Vec<ClipId> {
-    let count = wanted.min(all.len());
-    (0..count).map(|i| all[i * all.len() / count]).collect()
-}
-
 impl Validator {
     /// Reads the truth of the clips and measures the codec's ceiling; `progress(done, total)` after each.
     pub fn new(store: &ClipStore, clips: &[ClipId], progress: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<Self> {
@@ -55,8 +49,8 @@ impl Validator {
         for (done, clip) in clips.iter().enumerate() {
             progress(done as u64, clips.len() as u64)?;
             let sample = store.dataset.load(clip)?;
-            let (height, width) = store.dataset.picture_size();
-            let frames = unit_range(&sample.video(wrist), sample.frame_count(), height, width)?;
+            // Frame 0 is given to the model.
+            let frames = unit_range(&sample.video(wrist), store.extent.video(), 1)?;
             let encoded = store.encoded(clip)?;
             let rebuilt = wrist_frames(store, &encoded.latent)?;
             let features = lpips.features(&signed(&frames)?)?;
@@ -139,6 +133,7 @@ impl Validator {
             rot_deg: pose.rot_deg,
             ceiling_lpips: truth.ceiling.0,
             ceiling_psnr: truth.ceiling.1,
+            wrist_latent_mse: None,
         })
     }
 }
@@ -147,13 +142,5 @@ impl Validator {
 fn wrist_frames(store: &ClipStore, latent: &[f32]) -> Result<Tensor> {
     let (views, wrist) = (store.dataset.config().views.len(), store.dataset.wrist_view());
     let video = codec::decode_view(store.codec.as_ref(), latent, store.extent, views, wrist)?;
-    let extent = store.extent.video();
-    unit_range(&video, extent.frames, extent.height, extent.width)
-}
-
-/// Video [3, T, H, W] in [-1, 1] -> frames 1.. as [T-1, 3, H, W] in [0, 1]; frame 0 is given to the model.
-fn unit_range(video: &[f32], frames: usize, height: usize, width: usize) -> Result<Tensor> {
-    let video = Tensor::from_slice(video, (3, frames, height, width), &Device::Cpu)?;
-    let moving = video.narrow(1, 1, frames - 1)?.transpose(0, 1)?.contiguous()?;
-    Ok(((moving + 1.0)? * 0.5)?.clamp(0f32, 1f32)?)
+    unit_range(&video, store.extent.video(), 1)
 }
