@@ -325,6 +325,12 @@ fn recipe(dataset: &Path) -> Recipe {
         weights: WeightsConfig::Random,
         flow: flow(),
         packing,
+        precision: PrecisionConfig {
+            params: ParameterFormat::F32,
+            residual: FullFormat::F32,
+            reduce: FullFormat::F32,
+            master: FullFormat::F32,
+        },
         train: TrainConfig { batch_size: 1, accumulate: 1, ..train() },
         validation: LingbotValidationConfig { every: 10, clips: 1, chunk: 2, window: 8, sample_steps: 2, strips: 0 },
         device: DeviceChoice::default(),

@@ -3,7 +3,7 @@
 //! Field names follow the public training configs where they have one (`snr_shift` is `video_shift` here, since the
 //! action stream has a shift of its own).
 
-use super::types::{CodecConfig, DeviceChoice, TextConfig, TrainConfig};
+use super::types::{CodecConfig, DeviceChoice, PrecisionConfig, TextConfig, TrainConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -18,6 +18,7 @@ pub struct LingbotRecipe {
     pub weights: WeightsConfig,
     pub flow: LingbotFlowConfig,
     pub packing: PackingConfig,
+    pub precision: PrecisionConfig,
     /// The effective batch is `packing.ranks` x `batch_size` x `accumulate` episodes, however they are packed.
     pub train: TrainConfig,
     pub validation: LingbotValidationConfig,

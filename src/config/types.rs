@@ -41,6 +41,13 @@ impl Recipe {
         }
     }
 
+    pub fn precision(&self) -> PrecisionConfig {
+        match self {
+            Self::Xwam(recipe) => recipe.precision,
+            Self::Lingbot(recipe) => recipe.precision,
+        }
+    }
+
     pub fn codec(&self) -> &CodecConfig {
         match self {
             Self::Xwam(recipe) => &recipe.codec,
@@ -103,6 +110,7 @@ pub struct XwamRecipe {
     pub text: TextConfig,
     pub model: ModelConfig,
     pub flow: FlowConfig,
+    pub precision: PrecisionConfig,
     pub train: TrainConfig,
     pub validation: ValidationConfig,
     /// Both choices come to the CPU: training on a GPU is not in this version. `auto` leaves it to a later one.
@@ -254,6 +262,54 @@ pub struct FlowConfig {
     pub proprio_loss_weight: f64,
     /// Probability that a sample's prompt is replaced by the empty one.
     pub text_dropout: f64,
+}
+
+/// Which numbers are kept in which format: the regime that a check must pass in to mean anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrecisionConfig {
+    /// Parameters as forward and backward see them, and the operands of every Linear.
+    pub params: ParameterFormat,
+    /// Residual stream, norms, modulation, predictions.
+    pub residual: FullFormat,
+    /// Gradients as they are summed, losses, metrics.
+    pub reduce: FullFormat,
+    /// Weights as the optimizer keeps them, and its moments.
+    pub master: FullFormat,
+}
+
+impl PrecisionConfig {
+    /// In one word for reports: `f32`, or `bf16 parameters, f32 elsewhere`.
+    pub fn words(self) -> &'static str {
+        match self.params {
+            ParameterFormat::F32 => "f32",
+            ParameterFormat::Bf16 => "bf16 parameters and operands, f32 elsewhere",
+        }
+    }
+}
+
+/// What parameters may be kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParameterFormat {
+    F32,
+    Bf16,
+}
+
+impl ParameterFormat {
+    pub fn dtype(self) -> candle_core::DType {
+        match self {
+            Self::F32 => candle_core::DType::F32,
+            Self::Bf16 => candle_core::DType::BF16,
+        }
+    }
+}
+
+/// What is never kept in less: a sum in half precision loses what training adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FullFormat {
+    F32,
 }
 
 /// The optimisation.

@@ -8,7 +8,7 @@ use crate::ops::{
     AttentionPlan, RopeTable, Rows, gated_residual, gelu_tanh, layer_norm_affine, linear, norm_modulate,
     planned_attention, rms_norm, rope, softmax_last_dim,
 };
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -39,6 +39,14 @@ impl Conditioning {
             text: tensors[2].clone(),
             geometry: self.geometry.as_ref().map(|_| tensors[3].clone()),
         }
+    }
+}
+
+/// The dtype of the residual stream and of predictions for parameters of this dtype: f32, or wider in tests.
+pub(super) fn stream_dtype(parameters: DType) -> DType {
+    match parameters {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
     }
 }
 
@@ -318,8 +326,11 @@ impl Block {
         };
         let (batch, row_count, _) = conditioning.e0.dims3()?;
         let (width, rows, sight) = (x.dim(2)?, &placement.rows, &placement.sight);
-        let modulation =
-            conditioning.e0.reshape((batch, row_count, 6, width))?.broadcast_add(&self.modulation.unsqueeze(0)?)?;
+        // Added in the stream's dtype: a sum of two bf16 numbers would be rounded before it scales anything.
+        let stream = |tensor: &Tensor| tensor.to_dtype(x.dtype());
+        let modulation = stream(&conditioning.e0)?
+            .reshape((batch, row_count, 6, width))?
+            .broadcast_add(&stream(&self.modulation)?.unsqueeze(0)?)?;
         let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
 
         let normed = norm_modulate(&x, &part(0)?, &part(1)?, rows, self.eps)?;

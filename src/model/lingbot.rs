@@ -6,7 +6,7 @@
 
 mod chunk;
 
-use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight};
+use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight, stream_dtype};
 use super::timestep::sinusoid_f32;
 use super::{Block, Conditioning, Parameters, Transformer};
 use crate::config::LingbotModelConfig;
@@ -250,10 +250,17 @@ impl LingbotModel {
     /// LN, modulation by `e` [1, R, D], projection: tokens [1, N, D] -> [N, out]. Token i has row i / (N / R).
     fn head(&self, tokens: &Tensor, e: &Tensor, projection: &Linear) -> Result<Tensor> {
         let (count, row_count) = (tokens.dim(1)?, e.dim(1)?);
-        let modulation = e.unsqueeze(2)?.broadcast_add(&self.head_modulation.unsqueeze(0)?)?;
+        let table = self.stream(&self.head_modulation)?.unsqueeze(0)?;
+        let modulation = self.stream(e)?.unsqueeze(2)?.broadcast_add(&table)?;
         let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
         let rows = Rows::new((0..count).map(|token| token * row_count / count).collect(), row_count);
-        projection.forward(&norm_modulate(tokens, &part(0)?, &part(1)?, &rows, self.config.eps)?)?.squeeze(0)
+        let normed = norm_modulate(tokens, &part(0)?, &part(1)?, &rows, self.config.eps)?;
+        self.stream(&projection.forward(&normed)?.squeeze(0)?)
+    }
+
+    /// In the dtype of the residual stream.
+    fn stream(&self, tensor: &Tensor) -> Result<Tensor> {
+        tensor.to_dtype(stream_dtype(self.head_modulation.dtype()))
     }
 
     /// Tokens [F h w, ph pw C] in the order (dy, dx, channel) -> [C, F, H, W].
@@ -313,7 +320,7 @@ impl Transformer for LingbotModel {
             0,
         )?;
         let order = Tensor::from_slice(layout.sequence.source_of_token(), layout.sequence.len(), device)?;
-        let x = source.index_select(&order, 0)?.unsqueeze(0)?;
+        let x = self.stream(&source.index_select(&order, 0)?.unsqueeze(0)?)?;
 
         let of = |pick: fn(&EpisodeInput) -> &Vec<f64>| episodes.iter().flat_map(pick).copied();
         let video_rows: Vec<f64> = of(|e| &e.t_video).chain(of(|e| &e.t_history)).collect();

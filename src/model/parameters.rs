@@ -219,7 +219,7 @@ impl Parameters {
         self.iter().map(|(_, variable)| variable.elem_count()).sum()
     }
 
-    /// All parameters in another dtype (tests run the model in f64).
+    /// All parameters in another dtype (the training regime is bf16, tests run the model in f64).
     pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
         let variables = self
             .variables

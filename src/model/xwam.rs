@@ -3,7 +3,7 @@
 //! Sequence length L = N + Ta + Tp with N = T V h w video tokens in the order (t, v, y, x). Views share RoPE positions
 //! and are told apart by a learned embedding. Modulation rows R = T + Ta + Tp: one a latent frame, action, proprio.
 
-use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight};
+use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight, stream_dtype};
 use super::geometry::{GeometryAdapter, GeometryInsertion};
 use super::timestep::sinusoid;
 use super::{Block, Conditioning, Parameters, Transformer};
@@ -184,7 +184,7 @@ impl Transformer for XwamModel {
         let video = self.patchify(&input.latent, layout)?;
         let action = self.action_encoder.forward(&input.action)?;
         let proprio = self.proprio_encoder.forward(&input.proprio)?;
-        let x = Tensor::cat(&[video, action, proprio], 1)?;
+        let x = Tensor::cat(&[video, action, proprio], 1)?.to_dtype(stream_dtype(dtype))?;
 
         let batch = input.latent.dim(0)?;
         let timesteps: Vec<f64> = (0..batch)
@@ -222,11 +222,10 @@ impl Transformer for XwamModel {
     fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<XwamOutput> {
         let (batch, _, width) = x.dims3()?;
         let video_tokens = layout.video_tokens();
-        let modulation = conditioning
-            .e
-            .narrow(1, 0, layout.frames)?
+        let stream = |tensor: &Tensor| tensor.to_dtype(x.dtype());
+        let modulation = stream(&conditioning.e.narrow(1, 0, layout.frames)?)?
             .unsqueeze(2)?
-            .broadcast_add(&self.head_modulation.reshape((1, 1, 2, width))?)?;
+            .broadcast_add(&stream(&self.head_modulation)?.reshape((1, 1, 2, width))?)?;
         let part = |i: usize| modulation.narrow(2, i, 1)?.squeeze(2);
         let rows = Rows::new(layout.placement.rows.of_token[..video_tokens].to_vec(), layout.frames);
         let video = x.narrow(1, 0, video_tokens)?.contiguous()?;
@@ -234,9 +233,9 @@ impl Transformer for XwamModel {
         let action = x.narrow(1, video_tokens, layout.actions)?;
         let proprio = x.narrow(1, video_tokens + layout.actions, layout.proprios)?;
         Ok(XwamOutput {
-            video: self.unpatchify(&self.head.forward(&normed)?, batch, layout)?,
-            action: self.action_decoder.forward(&action)?,
-            proprio: self.proprio_decoder.forward(&proprio)?,
+            video: stream(&self.unpatchify(&self.head.forward(&normed)?, batch, layout)?)?,
+            action: stream(&self.action_decoder.forward(&action)?)?,
+            proprio: stream(&self.proprio_decoder.forward(&proprio)?)?,
         })
     }
 

@@ -102,7 +102,8 @@ fn recomputed<M: Transformer>(
     let mut surrogate = (front_x * cotangent)?.sum_all()?;
     for (tensor, cotangent) in front_conditioning.tensors().into_iter().zip(shared_cotangents) {
         if let Some(cotangent) = cotangent {
-            surrogate = (surrogate + (tensor * cotangent)?.sum_all()?)?;
+            // Only its gradient counts, so a value that overflows its format does no harm.
+            surrogate = (&surrogate + (tensor * cotangent)?.sum_all()?.to_dtype(surrogate.dtype())?)?;
         }
     }
     collect(parameters, &surrogate.backward()?, gradients)?;

@@ -182,8 +182,9 @@ fn train(
     journal.writer.bind_identity(&identity)?;
     let (parameters, mut optimizer) = match &from {
         None => {
+            // Masters are the initial weights themselves; what the model sees may be a rounding of them.
             let optimizer = AdamW::new(&initial)?;
-            (initial, optimizer)
+            (initial.to_dtype(recipe.precision().params.dtype())?, optimizer)
         }
         Some(checkpoint) => {
             journal.phase(Phase::Resuming, 0, 1)?;

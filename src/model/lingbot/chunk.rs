@@ -185,7 +185,7 @@ impl LingbotModel {
             text,
             geometry: None,
         };
-        let mut x = x.detach();
+        let mut x = self.stream(&x)?.detach();
         let mut memories = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
             let (y, memory) = block.forward_after(&x, &conditioning, &placement, None)?;
@@ -228,7 +228,7 @@ impl LingbotModel {
             text: history.text.clone(),
             geometry: None,
         };
-        let mut x = self.patch_embedding.forward(&self.patches(noisy)?)?.unsqueeze(0)?.detach();
+        let mut x = self.stream(&self.patch_embedding.forward(&self.patches(noisy)?)?.unsqueeze(0)?)?.detach();
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward_after(&x, &conditioning, &placement, history.memory.get(layer))?.0.detach();
         }
