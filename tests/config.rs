@@ -134,6 +134,44 @@ fn the_committed_experiment_has_two_arms_that_differ_in_the_ablated_field_alone(
 }
 
 #[test]
+fn the_packing_experiment_has_three_arms_that_differ_in_the_packing_alone() {
+    let experiment = Experiment::load(&repository("experiments/packing")).unwrap();
+    let names: Vec<&str> = experiment.arms.iter().map(|arm| arm.name.as_str()).collect();
+    assert_eq!(
+        (names, experiment.ablated.join(" ")),
+        (vec!["unpacked", "bucket", "budget"], "packing.kind".to_owned())
+    );
+    assert!(experiment.arms_start_equal());
+    let kinds = experiment.arms.iter().map(|arm| arm.recipe.lingbot("the test").unwrap().packing.kind);
+    assert_eq!(
+        kinds.collect::<Vec<_>>(),
+        [config::PackingKind::Unpacked, config::PackingKind::Bucket, config::PackingKind::Budget]
+    );
+    // However they are packed, a step trains on as many episodes.
+    assert!(experiment.arms.iter().all(|arm| arm.recipe.samples_per_step() == 8));
+}
+
+#[test]
+fn the_furniture_recipes_train_128_episodes_a_step() {
+    for (file, kind) in [("e128", config::PackingKind::Unpacked), ("e128_pack", config::PackingKind::Bucket)] {
+        let recipe = config::load(&repository(&format!("configs/furniture_all_{file}.yaml"))).unwrap();
+        assert_eq!(recipe.samples_per_step(), 128);
+        assert_eq!(model::count(&recipe).total(), 5_088_872_670);
+        assert_eq!(recipe.lingbot("the test").unwrap().packing.kind, kind);
+    }
+}
+
+#[test]
+fn a_head_whose_third_is_odd_cannot_turn() {
+    let file = repository("configs/lingbot_tiny.yaml");
+    let codes =
+        |dim: &str| config::load_with(&file, &[format!("model.dim={dim}")]).map(|_| ()).map_err(|e| e.to_string());
+    assert_eq!(codes("192"), Ok(()));
+    let error = codes("256").unwrap_err();
+    assert!(error.contains("a third of the head size 64"), "{error}");
+}
+
+#[test]
 fn relative_paths_resolve_against_the_file_that_names_them() {
     let recipe = demo_recipe();
     let root = fs::canonicalize(repository("")).unwrap();

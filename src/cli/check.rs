@@ -4,12 +4,12 @@ use super::arguments::{CheckArguments, Global};
 use super::device::{Device, describe};
 use super::output;
 use crate::codec::{LinearCodec, SPACE_STRIDE};
-use crate::config::{self, CodecConfig, Experiment, LingbotRecipe, Recipe, XwamRecipe};
+use crate::config::{self, CodecConfig, Experiment, LatentSource, LingbotRecipe, Recipe, XwamRecipe};
 use crate::data::{Dataset, EpisodeSet};
 use crate::model::{self, ParameterCount};
 use crate::pack::cost::CostModel;
 use crate::pack::step::Planner;
-use crate::train::lingbot::{batches, measured_chunks};
+use crate::train::lingbot::{UNDECODED, batches, measured_chunks};
 use crate::words::thousands;
 use crate::{Error, Exit, Result};
 use serde::Serialize;
@@ -109,6 +109,7 @@ fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
                 report.add(LinearCodec::load(path).err().into_iter().collect())
             }
             CodecConfig::Linear { path } => report.note(format!("{} will be fitted at first use", path.display())),
+            CodecConfig::WanVae { .. } if published(recipe) => report.note(UNDECODED.to_owned()),
             CodecConfig::WanVae { path } => report.add(vec![
                 Error::refused("codec_unavailable", "the Wan2.2 VAE cannot be run by this version")
                     .at(path)
@@ -120,6 +121,11 @@ fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
             report.note(format!("train.warmup_steps {warmup} does not end within train.steps {steps}"));
         }
     }
+}
+
+/// Are the latents read from files, so that training needs no codec?
+fn published(recipe: &Recipe) -> bool {
+    matches!(recipe, Recipe::Lingbot(recipe) if recipe.data.latents == LatentSource::Official)
 }
 
 fn open_clips(report: &mut Report, recipe: &XwamRecipe) {
@@ -180,6 +186,7 @@ fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) {
 
 /// Does every step of this packing come about?
 fn planned(set: &EpisodeSet, recipe: &LingbotRecipe) -> Result<()> {
+    batches::admit(set, recipe)?;
     let lengths = batches::lengths(set);
     let frame = batches::frame_tokens(set, &recipe.model);
     let cost = CostModel::of_model(&recipe.model, recipe.train.recompute);

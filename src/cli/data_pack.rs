@@ -65,6 +65,7 @@ pub struct Impossible {
 /// Opens the recipe's metadata, computes and prints.
 pub(super) fn pack_recipe(name: &str, recipe: &LingbotRecipe, json: bool) -> Result<Exit> {
     let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text)?;
+    batches::admit(&set, recipe)?;
     let lengths = batches::lengths(&set);
     let real_text_tokens: Option<Vec<usize>> = match recipe.text {
         TextConfig::LatentFiles => None,

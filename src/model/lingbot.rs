@@ -120,11 +120,6 @@ impl Layout {
     pub fn tokens(&self) -> usize {
         self.sequence.len()
     }
-
-    /// (query, key) pairs of self-attention that are visible.
-    pub fn visible_pairs(&self) -> u64 {
-        self.sequence.attention().visible_pairs()
-    }
 }
 
 impl EpisodeInput {

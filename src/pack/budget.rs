@@ -50,7 +50,7 @@ impl TokenBudget {
         }
         let aligned = round_up(load.tokens, self.alignment);
         let what = format!(
-            "episode {} alone takes {aligned} tokens, more than the {} of a micro-batch",
+            "training episode {} alone takes {aligned} tokens, more than the {} of a micro-batch",
             load.episode, self.tokens
         );
         Err(Error::refused("over_token_budget", what)

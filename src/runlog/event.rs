@@ -142,7 +142,8 @@ pub struct PackingStep {
     pub frame_padding: f64,
     #[serde(deserialize_with = "nan_if_null")]
     pub alignment_padding: f64,
-    /// Largest over mean estimated cost of the ranks: 1 is perfect balance.
+    /// Summed over the barriers of the step (one for `budget`, else one a micro-step), the largest estimated cost of a
+    /// rank over the mean of all: 1 is perfect balance.
     #[serde(deserialize_with = "nan_if_null")]
     pub rank_imbalance: f64,
 }

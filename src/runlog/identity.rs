@@ -136,7 +136,7 @@ const FRESH: &str = "undo the change, or begin anew with --fresh, which moves th
 
 /// Fields that say where something lies. What lies there is hashed in the identity, so a checkout or a mount that
 /// moved does not make another run.
-const LOCATIONS: [&str; 3] = ["data.dataset", "codec.path", "text.path"];
+const LOCATIONS: [&str; 4] = ["data.dataset", "codec.path", "text.path", "weights.path"];
 
 fn refuse_differences(code: &'static str, what: &str, path: &Path, recorded: &Value, now: &Value) -> Result<()> {
     let mut found = differences(recorded, now);

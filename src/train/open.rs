@@ -1,6 +1,6 @@
 //! A run's dataset, codec, text and cache, opened the same way for whoever trains or measures.
 
-use super::lingbot::{EpisodeStore, LingbotTask};
+use super::lingbot::{EpisodeStore, LingbotTask, UNDECODED};
 use super::task::Task;
 use super::xwam::XwamTask;
 use super::xwam::batches::ClipStore;
@@ -53,8 +53,7 @@ fn episodes(recipe: &LingbotRecipe, cache: &Path, opening: &mut impl Opening) ->
     let codec: Option<Box<dyn LatentCodec>> = match (&recipe.codec, recipe.data.latents) {
         // Published latents are the VAE's: what trains on them does not need to decode them.
         (CodecConfig::WanVae { .. }, LatentSource::Official) => {
-            let text = "the Wan2.2 VAE cannot be run by this version: validation measures latents, not pictures";
-            opening.warn(text.to_owned())?;
+            opening.warn(UNDECODED.to_owned())?;
             None
         }
         (config, _) => {

@@ -33,6 +33,11 @@ impl GradientSum {
         Ok(())
     }
 
+    /// The sums by parameter, row-major.
+    pub fn sums(&self) -> &BTreeMap<String, Vec<f32>> {
+        &self.sums
+    }
+
     /// Euclidean norm over all parameters, accumulated in f64 in name order.
     pub fn norm(&self) -> f64 {
         let square = |values: &Vec<f32>| values.iter().map(|&v| v as f64 * v as f64).sum::<f64>();

@@ -278,7 +278,8 @@ fn measure(
     observe: Observe<'_>,
 ) -> Result<()> {
     let mut task = open(recipe, cache, opening)?;
-    let (parameters, _) = opening.watch(Phase::BuildingModel, |progress| task.initialise(progress))?;
+    let (initial, _) = opening.watch(Phase::BuildingModel, |progress| task.initialise(progress))?;
+    let parameters = initial.to_dtype(recipe.precision().params.dtype())?;
     profile.parameters = parameters.count();
     task.bind(&parameters)?;
     // A run encodes everything before its first step; here, what will be asked for is enough.

@@ -7,6 +7,7 @@ use super::profile::MicroStepProfile;
 use crate::data::Progress;
 use crate::model::Parameters;
 use crate::runlog::{ClipMetrics, PackingStep, ValidationEvent};
+use crate::weights::Provenance;
 use crate::{Error, Result};
 use candle_core::Tensor;
 use serde_json::{Map, Value};
@@ -20,8 +21,8 @@ pub(super) type Done<'a> = &'a mut dyn FnMut(MicroStepProfile) -> Result<()>;
 
 /// One family's part of a run. Opened before the model exists; [`Task::bind`] comes before steps and measurements.
 pub(super) trait Task: Sync {
-    /// Weights of step 0, and the identity of the file that they come from, if they do.
-    fn initialise(&self, progress: Progress<'_>) -> Result<(Parameters, Option<Value>)>;
+    /// Weights of step 0 in f32, and where they come from if the family can start from files.
+    fn initialise(&self, progress: Progress<'_>) -> Result<(Parameters, Option<Provenance>)>;
 
     /// The parameters of a checkpoint, whose names and shapes must be those that the recipe asks for.
     fn restore(&self, weights: std::collections::BTreeMap<String, Tensor>) -> Result<Parameters>;

@@ -178,7 +178,10 @@ fn train(
     journal.phase(Phase::BuildingModel, 0, 1)?;
     let (initial, provenance) =
         with_progress(journal, stop, Phase::BuildingModel, |progress| task.initialise(progress))?;
-    let identity = identity(spec, stop, task.as_ref(), &initial, provenance, journal)?;
+    if let Some(from) = &provenance {
+        journal.message(Level::Info, format!("weights: {}", from.description))?;
+    }
+    let identity = identity(spec, stop, task.as_ref(), &initial, provenance.map(|from| from.hash), journal)?;
     journal.writer.bind_identity(&identity)?;
     let (parameters, mut optimizer) = match &from {
         None => {
@@ -348,7 +351,7 @@ fn identity(
     stop: &StopFlag,
     task: &dyn Task,
     initial: &Parameters,
-    provenance: Option<serde_json::Value>,
+    provenance: Option<String>,
     journal: &mut Journal<'_>,
 ) -> Result<serde_json::Value> {
     let parts = with_progress(journal, stop, Phase::LoadingData, |progress| task.identity(progress))?;
@@ -364,7 +367,7 @@ fn identity(
     identity.extend(parts);
     identity.insert("initial_shared_weights".into(), sha256_hex(&weights).into());
     if let Some(provenance) = provenance {
-        identity.insert("weights".into(), provenance);
+        identity.insert("weights".into(), provenance.into());
     }
     Ok(identity.into())
 }

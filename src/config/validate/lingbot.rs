@@ -1,7 +1,7 @@
 //! LingBot-VA's recipe: episodes, action channels, per-frame noise, packing.
 
 use super::{Check, LARGEST_SIZE, repeated};
-use crate::config::{LatentSource, LingbotRecipe, PackingKind, TextConfig, Tile, WeightsConfig};
+use crate::config::{CodecConfig, LatentSource, LingbotRecipe, PackingKind, TextConfig, Tile, WeightsConfig};
 
 /// Chunks and windows beyond this are slips: an episode has some hundreds of latent frames.
 const LONGEST: usize = 100_000;
@@ -60,6 +60,10 @@ fn actions(check: &mut Check, recipe: &LingbotRecipe) {
 }
 
 fn text(check: &mut Check, recipe: &LingbotRecipe) {
+    let published = recipe.data.latents == LatentSource::Official;
+    check.that(!published || matches!(recipe.codec, CodecConfig::WanVae { .. }), "codec.kind", || {
+        "published latents are the Wan2.2 VAE's: no other codec reads them".to_owned()
+    });
     check.text(&recipe.text);
     let from_files = matches!(recipe.text, TextConfig::LatentFiles);
     check.that(!from_files || recipe.data.latents == LatentSource::Official, "text.kind", || {
@@ -82,6 +86,10 @@ fn model(check: &mut Check, recipe: &LingbotRecipe) {
         check.size(field, value);
     }
     check.trunk(model.dim, model.num_heads, model.freq_dim, model.eps);
+    let head = model.dim / model.num_heads.max(1);
+    check.that((head / 3).is_multiple_of(2), "model.num_heads", || {
+        format!("a third of the head size {head}, rounded down, must be even: rotary positions turn pairs on each axis")
+    });
     check.latents(model.in_dim, model.out_dim, model.patch_size);
 }
 

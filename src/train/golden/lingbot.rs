@@ -59,6 +59,10 @@ pub(super) fn verify(file: &GoldenFile) -> Result<Report> {
             (out != channels).then(|| format!("out_channels {out} is not in_channels {channels}"))
         })
         .or_else(|| {
+            let head = config.attention_head_dim;
+            (!(head / 3).is_multiple_of(2)).then(|| format!("a third of attention_head_dim {head} is odd"))
+        })
+        .or_else(|| {
             let right = [shift_video, shift_action].iter().all(|shift| *shift > 0.0 && shift.is_finite());
             (!right).then(|| format!("shifts {shift_video} and {shift_action} are not above 0"))
         });

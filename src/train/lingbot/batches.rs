@@ -5,15 +5,17 @@
 
 use super::flow::{CleanEpisode, EpisodeNoise, EpisodeTargets, Levels, Schedules, Share, noised};
 use super::store::EpisodeStore;
-use crate::Result;
-use crate::config::{LingbotModelConfig, LingbotRecipe};
+use crate::config::{LingbotModelConfig, LingbotRecipe, PackingKind};
 use crate::data::episodes::{EpisodeSample, EpisodeSet};
 use crate::model::LingbotInput;
+use crate::pack::budget::{Load, TokenBudget};
 use crate::pack::cost::CostModel;
+use crate::pack::length::trunk_tokens;
 use crate::pack::sequence::FrameTokens;
 use crate::pack::statistics::{StepWaste, step_waste};
 use crate::pack::step::{MicroBatch, PlannedEpisode, Planner};
 use crate::random::{Draw, Purpose};
+use crate::{Error, Result};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
@@ -50,6 +52,24 @@ pub fn frame_tokens(set: &EpisodeSet, model: &LingbotModelConfig) -> FrameTokens
 /// Latent frames of each training episode, from metadata.
 pub fn lengths(set: &EpisodeSet) -> Vec<usize> {
     set.train().iter().map(|id| set.frames(*id)).collect()
+}
+
+/// Can every training episode be packed? The planner knows indices alone; here the episode has its name.
+///
+/// # Errors
+/// `over_token_budget` for a packing that no micro-batch of could hold it.
+pub fn admit(set: &EpisodeSet, recipe: &LingbotRecipe) -> Result<()> {
+    if recipe.packing.kind != PackingKind::Budget {
+        return Ok(());
+    }
+    let budget = TokenBudget::new(recipe.packing.token_budget, recipe.packing.alignment)?;
+    let frame = frame_tokens(set, &recipe.model);
+    set.train().iter().enumerate().try_for_each(|(episode, id)| {
+        let tokens = trunk_tokens(set.frames(*id), frame);
+        budget
+            .admit(&Load { episode, tokens, cost: 0.0 })
+            .map_err(|error| Error { what: format!("{id}: {}", error.what), ..error })
+    })
 }
 
 /// The places of all steps from `first` on.

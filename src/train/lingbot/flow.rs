@@ -36,11 +36,6 @@ impl Schedule {
         Self { sigma: sigma.into_iter().map(|sigma| sigma as f32).collect(), timestep, weight }
     }
 
-    /// Number of levels.
-    pub fn levels(&self) -> usize {
-        self.sigma.len()
-    }
-
     /// Share of noise at a level, 1 at level 0.
     pub fn sigma(&self, level: usize) -> f32 {
         self.sigma[level]
@@ -244,7 +239,7 @@ pub fn losses(output: &[EpisodeOutput], targets: &[EpisodeTargets], shares: &[Sh
 mod tests {
     use super::*;
 
-    /// lingbot-va 4.1: values of the executed public scheduler.
+    /// Values of the executed public scheduler.
     #[test]
     fn schedules_match_the_public_tables() {
         let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{a} is not {b}");

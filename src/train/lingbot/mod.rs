@@ -16,18 +16,23 @@ use super::loader::Loader;
 use super::memory;
 use super::profile::{MicroStepProfile, milliseconds};
 use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
+use crate::Result;
 use crate::config::LingbotRecipe;
 use crate::data::episodes::EpisodeId;
 use crate::data::{Progress, sha256_hex};
 use crate::model::{LingbotModel, Parameters, lingbot_parameter_specs};
 use crate::runlog::PackingStep;
-use crate::{Result, weights};
+use crate::weights::{self, Provenance};
 use candle_core::Tensor;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// What a run on published latents is told.
+pub const UNDECODED: &str =
+    "the Wan2.2 VAE cannot be run by this version: validation measures latents, not pictures, and there is no verdict";
 
 /// One run of this family.
 pub(super) struct LingbotTask {
@@ -45,6 +50,7 @@ pub(super) struct LingbotTask {
 
 impl LingbotTask {
     pub fn new(recipe: &LingbotRecipe, store: EpisodeStore) -> Result<Self> {
+        batches::admit(&store.set, recipe)?;
         let measured = measured_chunks(&store.set, recipe)?;
         let (recipe, store) = (recipe.clone(), Arc::new(store));
         Ok(Self { recipe, store, measured, model: None, validator: None, loader: None, shapes: BTreeSet::new() })
@@ -70,11 +76,12 @@ impl LingbotTask {
 }
 
 impl Task for LingbotTask {
-    fn initialise(&self, progress: Progress<'_>) -> Result<(Parameters, Option<Value>)> {
+    fn initialise(&self, progress: Progress<'_>) -> Result<(Parameters, Option<Provenance>)> {
         let model = &self.recipe.model;
         let specs = lingbot_parameter_specs(model);
-        let (parameters, from) = weights::start(&self.recipe.weights, &specs, model, self.recipe.train.seed, progress)?;
-        Ok((parameters, Some(json!(from.hash))))
+        let (parameters, provenance) =
+            weights::start(&self.recipe.weights, &specs, model, self.recipe.train.seed, progress)?;
+        Ok((parameters, Some(provenance)))
     }
 
     fn restore(&self, weights: BTreeMap<String, Tensor>) -> Result<Parameters> {

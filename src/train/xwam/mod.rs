@@ -16,6 +16,7 @@ use crate::Result;
 use crate::config::XwamRecipe;
 use crate::data::{ClipId, Progress, sha256_hex};
 use crate::model::{Parameters, Transformer, XwamModel, parameter_specs};
+use crate::weights::Provenance;
 use candle_core::{Device, Tensor};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +50,7 @@ impl XwamTask {
 }
 
 impl Task for XwamTask {
-    fn initialise(&self, _: Progress<'_>) -> Result<(Parameters, Option<Value>)> {
+    fn initialise(&self, _: Progress<'_>) -> Result<(Parameters, Option<Provenance>)> {
         let specs = parameter_specs(&self.recipe.model);
         Ok((Parameters::initialise(&specs, self.recipe.train.seed, &Device::Cpu)?, None))
     }
