@@ -72,6 +72,7 @@ fn help_teaches_each_command() {
         &["verify", "--help"],
         &["verify", "golden", "--help"],
         &["verify", "packing", "--help"],
+        &["verify", "noop", "--help"],
         &["profile", "--help"],
         &["metrics", "--help"],
         &["weights", "--help"],

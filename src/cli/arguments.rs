@@ -170,7 +170,8 @@ Lists every problem, not only the first; exit 0 without any, else the code of th
 const VERIFY_EXAMPLES: &str = "\
 Examples:
   lbva-tui verify golden xwam_public.safetensors
-  lbva-tui verify packing configs/lingbot_tiny.yaml";
+  lbva-tui verify packing configs/lingbot_tiny.yaml
+  lbva-tui verify noop experiments/demo";
 
 const PACKING_EXAMPLES: &str = "\
 Example:
@@ -180,6 +181,14 @@ Three ways to share a sequence (of one length; padded as `bucket` does; as `budg
 against its episodes one by one: outputs, losses, every gradient, time and memory. Weights and
 episodes are drawn from the recipe's seed; of the dataset only the size of its views is read, and
 with --tile not even that. Exit 70 if a difference is above its limit, 69 if memory would not do.";
+
+const NOOP_EXAMPLES: &str = "\
+Example:
+  lbva-tui verify noop experiments/demo
+
+On the first training batches, in the recipe's own number formats and with its own recomputation: the same
+pass twice is equal to the last digit; the branch with its initial weights changes no head at all; with
+weights as if trained it changes every head, and so do another clip's tokens. Exit 70 if not.";
 
 const PROFILE_EXAMPLES: &str = "\
 Example:
@@ -326,6 +335,13 @@ pub enum Verify {
     /// Compute packed episodes and the same ones by themselves: outputs, losses, every gradient
     #[command(after_help = PACKING_EXAMPLES)]
     Packing(PackingArguments),
+    /// The geometry branch changes nothing before it is trained, and something afterwards, in the training regime
+    #[command(after_help = NOOP_EXAMPLES)]
+    Noop {
+        /// Folder with an experiment.yaml whose arms differ in the branch
+        #[arg(value_name = "EXPERIMENT")]
+        experiment: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -64,9 +64,9 @@ pub fn profile(arguments: &ProfileArguments, global: &Global) -> Result<Exit> {
 }
 
 /// Opening as it is shown on stderr.
-struct Shown<'a> {
-    global: &'a Global,
-    stop: &'a StopFlag,
+pub(super) struct Shown<'a> {
+    pub global: &'a Global,
+    pub stop: &'a StopFlag,
 }
 
 impl Opening for Shown<'_> {

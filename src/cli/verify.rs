@@ -3,19 +3,23 @@
 use super::arguments::{Global, PackingArguments, Verify, VerifyArguments};
 use super::chosen::choose;
 use super::data::with_progress;
-use super::output;
-use crate::config::LingbotRecipe;
+use super::profile::Shown;
+use super::{allow_writing, output};
+use crate::config::{Experiment, LingbotRecipe};
 use crate::data::EpisodeSet;
-use crate::train::{golden, packing_check};
+use crate::runlog::ExperimentRuns;
+use crate::train::stop::StopFlag;
+use crate::train::{golden, noop, packing_check};
 use crate::{Error, Exit, Result};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One of the proofs; exit 0 only if everything is inside its tolerances, 70 if something is not.
 pub fn verify(arguments: &VerifyArguments, global: &Global) -> Result<Exit> {
     match &arguments.what {
         Verify::Golden { files } => golden(files, global),
         Verify::Packing(arguments) => packing(arguments, global),
+        Verify::Noop { experiment } => noop(experiment, global),
     }
 }
 
@@ -52,6 +56,23 @@ fn packing(arguments: &PackingArguments, global: &Global) -> Result<Exit> {
     let failed: Vec<String> = report.failures().cloned().collect();
     let error = Error::new(Exit::Crash, "packing_differs", "packed episodes do not give what each gives alone");
     end(failed, error, global)
+}
+
+fn noop(path: &Path, global: &Global) -> Result<Exit> {
+    allow_writing(global, "filling the latent cache")?;
+    let experiment = Experiment::load(path)?;
+    let arm = |name: &str| experiment.arm(name)?.recipe.xwam("verify noop");
+    let (without, with) = (arm(&experiment.rule.baseline)?, arm(&experiment.rule.candidate)?);
+    let stop = StopFlag::on_signals()?;
+    let cache = ExperimentRuns::new(&experiment.directory).root().join(".cache");
+    let report = noop::check(without, with, &cache, &mut Shown { global, stop: &stop })?;
+    if global.json {
+        output::document(&json!({"experiment": experiment.name, "passed": report.passed(), "report": report}))?;
+    } else {
+        output::line(format!("{}: {}", experiment.name, report.to_text()))?;
+    }
+    let failed = report.checks.iter().filter(|check| !check.passed).map(|check| check.name.to_owned()).collect();
+    end(failed, Error::new(Exit::Crash, "not_a_noop", "the branch is no exact no-op in the training regime"), global)
 }
 
 /// What the datasets say of their views; no picture is read.

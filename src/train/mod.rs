@@ -10,6 +10,7 @@ mod loader;
 mod losses;
 mod measure;
 mod memory;
+pub mod noop;
 mod open;
 pub mod optimizer;
 pub mod packing_check;

@@ -31,7 +31,8 @@ pub(super) fn open(recipe: &Recipe, cache: &Path, opening: &mut impl Opening) ->
     }
 }
 
-fn clips(recipe: &XwamRecipe, cache: &Path, opening: &mut impl Opening) -> Result<ClipStore> {
+/// Dataset, codec, text and cache of X-WAM.
+pub(super) fn clips(recipe: &XwamRecipe, cache: &Path, opening: &mut impl Opening) -> Result<ClipStore> {
     opening.begin(Phase::LoadingData)?;
     let dataset = Dataset::open(&recipe.data, &recipe.model)?;
     let text = TextTable::new(&recipe.text, recipe.model.text_len, recipe.model.text_dim, &dataset.prompts())?;

@@ -294,7 +294,7 @@ fn measure(
         Ok(())
     })?;
 
-    let (train, mut optimizer) = (recipe.train(), AdamW::new(&parameters)?);
+    let (train, mut optimizer) = (recipe.train(), AdamW::new(&initial)?);
     let begun = Cell::new(0);
     let interrupted = || {
         let last = stop.requested().is_some() || begun.get() == count;
