@@ -323,7 +323,7 @@ fn stop_at(phase: Phase, spec: WorkerSpec) -> (Exit, u64, String) {
         Event::AttemptEnded { outcome: Outcome::Stopped, step, reason, .. } => ended = Some((*step, reason.clone())),
         _ => {}
     });
-    let (step, reason) = ended.expect("the attempt says that it was stopped");
+    let (step, reason) = ended.unwrap_or_else(|| panic!("not stopped at {phase:?}: {exit:?}"));
     (exit.unwrap(), step, reason)
 }
 
