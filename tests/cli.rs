@@ -71,6 +71,8 @@ fn help_teaches_each_command() {
         &["check", "--help"],
         &["verify", "--help"],
         &["verify", "golden", "--help"],
+        &["verify", "packing", "--help"],
+        &["profile", "--help"],
         &["metrics", "--help"],
         &["weights", "--help"],
         &["weights", "inspect", "--help"],
@@ -104,6 +106,8 @@ fn command_line_mistakes_end_with_2() {
         &["stop", "experiments/demo"],
         &["verify"],
         &["verify", "golden"],
+        &["verify", "packing"],
+        &["profile"],
         &["data"],
         &["data", "inf", "x"],
         &["metrics", "a.png"],
@@ -168,9 +172,8 @@ fn check_accepts_the_committed_experiment() {
     assert!(ran.out.contains("model.geometry.enabled: m1_baseline false, m2_geometry true"), "{}", ran.out);
     let document = run(&["check", "experiments/demo", "--json"]).json();
     assert_eq!((&document["ok"], document["problems"].as_array().map(Vec::len)), (&Value::Bool(true), Some(0)));
-    assert!(
-        document["data"]["training_clips"].as_u64().unwrap() > document["data"]["validation_clips"].as_u64().unwrap()
-    );
+    let samples = |side: &str| document["data"][side].as_u64().unwrap();
+    assert!(samples("training") > samples("validation") && document["data"]["sample"] == "clips");
     assert!(document["device"]["name"].as_str().is_some());
 }
 

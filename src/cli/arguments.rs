@@ -170,11 +170,11 @@ Lists every problem, not only the first; exit 0 without any, else the code of th
 const VERIFY_EXAMPLES: &str = "\
 Examples:
   lbva-tui verify golden xwam_public.safetensors
-  lbva-tui verify packing recipe.yaml";
+  lbva-tui verify packing configs/lingbot_tiny.yaml";
 
 const PACKING_EXAMPLES: &str = "\
 Example:
-  lbva-tui verify packing recipe.yaml --frames 19,33
+  lbva-tui verify packing configs/lingbot_tiny.yaml --frames 19,33
 
 Three ways to share a sequence (of one length; padded as `bucket` does; as `budget` does), each
 against its episodes one by one: outputs, losses, every gradient, time and memory. Weights and

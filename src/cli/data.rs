@@ -2,7 +2,7 @@
 
 use super::arguments::{Data, DataArguments, Global};
 use super::data_pack::pack_recipe;
-use super::{allow_writing, output};
+use super::{allow_writing, data_episodes, output};
 use crate::codec::{FitSettings, FitSummary, PictureSource, fit_and_save};
 use crate::config::{self, CodecConfig, Experiment, Recipe};
 use crate::data::info::{DatasetSummary, RecipeSummary, SideSummary, describe, summarise};
@@ -38,8 +38,10 @@ fn info(path: &Path, global: &Global) -> Result<Exit> {
         }
         return Ok(Exit::Done);
     }
-    let recipe = recipe_of(path)?;
-    let recipe = recipe.xwam("data info")?;
+    let recipe = match recipe_of(path)? {
+        Recipe::Xwam(recipe) => recipe,
+        Recipe::Lingbot(recipe) => return data_episodes::info(&recipe, global.json),
+    };
     let summary = with_progress("hashing files", global, |progress| summarise(&recipe.data, &recipe.model, progress))?;
     if global.json {
         output::document(&summary)?

@@ -7,6 +7,7 @@ mod arguments;
 mod check;
 mod chosen;
 mod data;
+mod data_episodes;
 pub mod data_pack;
 mod device;
 mod lines;

@@ -216,9 +216,10 @@ pub fn check(
     })
 }
 
-/// What a check takes at least, in bytes: weights, the gradients of both sides and of the episode at hand, and what is
-/// kept between forward and backward of the longest sequence. A block keeps about 26 vectors of D and 3 of `ffn_dim` a
-/// token; with recomputation there is one such block, and the residual stream between all of them.
+/// What a check takes, in bytes: weights, the gradients of both sides and of the episode at hand, and what is kept
+/// between forward and backward of the longest sequence. As counted on models of several sizes, a token keeps 25 vectors
+/// of D and 5 of `ffn_dim` in a block, 18 of D and 6 patches outside them; with recomputation there is one block at a
+/// time, and the residual stream between all of them.
 fn needed_bytes(recipe: &LingbotRecipe, frame: FrameTokens, frames: &[usize]) -> f64 {
     let model = &recipe.model;
     let parameters: f64 = lingbot_parameter_specs(model).iter().map(|spec| spec.count() as f64).sum();
@@ -230,9 +231,10 @@ fn needed_bytes(recipe: &LingbotRecipe, frame: FrameTokens, frames: &[usize]) ->
         .unwrap_or(0);
     let tokens = trunk_tokens(longest, frame) as f64;
     let [layers, dim, ffn] = [model.num_layers, model.dim, model.ffn_dim].map(|size| size as f64);
-    let block = 26.0 * dim + 3.0 * ffn;
-    let kept = if recipe.train.recompute { block + (layers + 1.0) * dim } else { layers * block };
-    4.0 * (4.0 * parameters + tokens * kept)
+    let patch = (model.in_dim * model.patch_size.iter().product::<usize>()) as f64;
+    let (block, outside) = (25.0 * dim + 5.0 * ffn, 18.0 * dim + 6.0 * patch);
+    let blocks = if recipe.train.recompute { block + (layers + 1.0) * dim } else { layers * block };
+    4.0 * (4.0 * parameters + tokens * (outside + blocks))
 }
 
 /// Estimated cost of the packed side and of each episode by itself.
@@ -254,8 +256,14 @@ fn shared_key(case: Case, index: usize) -> u64 {
     }
 }
 
+/// Frames see each other within a chunk and never later ones: padding could only show in a chunk that reaches into it.
+/// So where there is padding the chunk is the recipe's largest, which few lengths are multiples of.
 fn mask(recipe: &LingbotRecipe, case: Case, index: usize) -> ChunkWindow {
-    ChunkWindow::draw(recipe.train.seed, shared_key(case, index), &recipe.flow)
+    let drawn = ChunkWindow::draw(recipe.train.seed, shared_key(case, index), &recipe.flow);
+    match case {
+        Case::Bucket => ChunkWindow { chunk: recipe.flow.chunk[1], ..drawn },
+        Case::Equal | Case::Budget => drawn,
+    }
 }
 
 /// The episodes of a case, packed and by themselves.
@@ -458,8 +466,11 @@ fn distance(a: &[f32], b: &[f32]) -> (f64, f64) {
 /// The largest of some distances over the largest of some sizes.
 fn largest(distances: Vec<(String, f64)>, size: f64) -> Difference {
     let worst = distances.into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b));
-    let (place, far) = worst.unwrap_or_else(|| ("nothing was compared".to_owned(), f64::INFINITY));
-    Difference { error: if far == 0.0 { 0.0 } else { far / size }, place }
+    match worst {
+        Some((_, 0.0)) => Difference { error: 0.0, place: "none: all bits are the same".to_owned() },
+        Some((place, far)) => Difference { error: far / size, place },
+        None => Difference { error: f64::INFINITY, place: "nothing was compared".to_owned() },
+    }
 }
 
 fn output_difference(packed: &[EpisodeOutput], alone: &[EpisodeOutput]) -> Result<Difference> {
@@ -591,7 +602,7 @@ impl PackingReport {
         ));
         for case in &self.cases {
             let (name, output, gradient) = (case.case.name(), &case.output.place, &case.gradient.place);
-            lines.push(format!("  {name}: largest differences at {output}; {gradient}"));
+            lines.push(format!("  {name}, where they differ most: outputs, {output}; gradients, {gradient}"));
         }
         lines.extend(self.failures().map(|failure| format!("  FAIL {failure}")));
         lines.join("\n")
@@ -640,17 +651,21 @@ mod tests {
             let report = changed(case, |_| ());
             assert_eq!(report.failures, Vec::<String>::new());
             assert_eq!(report.finite_gradients, report.trained_parameters);
-            // Something was compared: the sides are not the same bits.
-            assert!(report.output.error > 0.0 && report.gradient.error > 0.0, "{report:?}");
+            // Sums over tokens have another order; the sides are not one computation.
+            assert!(report.gradient.error > 0.0, "{report:?}");
         }
     }
 
     #[test]
     fn a_frame_of_padding_that_counts_is_found() {
         let report = changed(Case::Bucket, |episodes| episodes.packed.0.episodes[0].valid_frames += 1);
-        assert!(report.failures.iter().any(|failure| failure.contains("output, video of episode 1")), "{report:?}");
+        assert!(report.output.error > LIMITS.output && report.output.place.ends_with("of episode 1"), "{report:?}");
         // As many weights as frames: the loss takes one frame of padding more, whose target is zero.
-        let report = changed(Case::Bucket, |episodes| episodes.packed.1[0].video_weights.push(1.0));
+        let report = changed(Case::Bucket, |episodes| {
+            let target = &mut episodes.packed.1[0];
+            target.video_weights.push(1.0);
+            target.action_weights.push(1.0);
+        });
         assert!(report.failures.iter().any(|failure| failure.contains("video loss")), "{report:?}");
         assert!(report.output.error <= LIMITS.output, "{report:?}");
     }
@@ -701,13 +716,14 @@ mod tests {
         (large.model.dim, large.model.ffn_dim, large.model.num_layers) = (3072, 14336, 30);
         large.model.num_heads = 24;
         let frame = FrameTokens { grid: [12, 10], actions: 16 };
-        // 5.09e9 weights, four times in f32.
+        large.packing.pad_multiple = 1;
+        // 5.09e9 weights, four times in f32, and 544 tokens.
         let needed = needed_bytes(&large, frame, &[1, 1]);
-        assert!((80e9..90e9).contains(&needed), "{needed:e}");
-        assert!(needed_bytes(&large, frame, &FRAMES) > 2.0 * needed);
+        assert!((85e9..95e9).contains(&needed), "{needed:e}");
+        let kept = needed_bytes(&large, frame, &FRAMES);
         large.train.recompute = true;
         let recomputed = needed_bytes(&large, frame, &FRAMES);
-        assert!(recomputed > needed && recomputed < 3.0 * needed, "{recomputed:e}");
+        assert!(recomputed > needed && recomputed < kept / 5.0, "{recomputed:e}");
         large.model.num_layers = 3000;
         let error = check(&large, (24, 20), &FRAMES, &|_, _| Ok(())).unwrap_err();
         assert_eq!((error.code, error.exit), ("not_enough_memory", Exit::Unavailable));

@@ -181,6 +181,7 @@ fn train(
     let recipe = &spec.recipe;
     let mut task = open(recipe, &spec.cache, &mut Logged { journal, stop })?;
 
+    journal.phase(Phase::BuildingModel, 0, 1)?;
     let (initial, provenance) =
         with_progress(journal, stop, Phase::BuildingModel, |progress| task.initialise(progress))?;
     let identity = identity(spec, stop, task.as_ref(), &initial, provenance, journal)?;
