@@ -309,6 +309,7 @@ fn a_clock_set_back_upsets_neither_readers_nor_a_resume() {
     assert_eq!(view.series.step, [1, 2, 3, 4, 5, 6]);
     assert!(view.series.superseded.iter().all(|superseded| !superseded));
     assert_eq!(view.state(now_ms()).0, RunState::Finished);
+    assert!(view.last_event_ms.unwrap() <= now_ms(), "silence is counted from the last event, not from tomorrow");
 }
 
 /// Trains and asks to stop at the first event of a phase.

@@ -203,8 +203,10 @@ impl Assembler {
         }
     }
 
+    /// The newest event is the last one written, whatever its clock says: after one that was set back, the largest time
+    /// lies in the future, and silence would not be seen before it has come.
     fn touch(&mut self, time_ms: u64) {
-        self.view.last_event_ms = Some(self.view.last_event_ms.map_or(time_ms, |newest| newest.max(time_ms)));
+        self.view.last_event_ms = Some(time_ms);
     }
 
     /// Marks points at `step` and later: the run went on from before them. Active points ascend, so the newest one
