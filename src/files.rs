@@ -110,6 +110,13 @@ pub fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
+/// Bytes that this user may still write to the file system of `path`.
+pub fn free_bytes(path: &Path) -> Result<u64> {
+    let space = rustix::fs::statvfs(path);
+    let space = space.map_err(|error| io_error("cannot ask for the free space", path, &error.into()))?;
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
 /// Makes renames and creations inside `folder` durable.
 pub fn sync_folder(folder: &Path) -> Result<()> {
     let synced = File::open(folder).and_then(|handle| match handle.sync_all() {

@@ -406,6 +406,11 @@ fn values_that_cannot_work_are_refused_with_field_and_line() {
         ("strips: 4", "strips: 40", "validation.strips: at most validation.clips 16, found 40"),
         ("keep_last: 2", "keep_last: 0", "train.keep_last: must be at least 1"),
         (
+            "keep_every: 0",
+            "keep_every: 150",
+            "train.keep_every: must be 0 or a multiple of train.save_every 100, found 150",
+        ),
+        (
             "state_gripper: [14, 15]",
             "state_gripper: []",
             "data.robot.state_gripper: expected one column, or two whose difference is the opening; found 0",

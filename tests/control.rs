@@ -128,7 +128,7 @@ fn work(run: RunDir, mode: &str) -> Result<Exit> {
             writer.emit(Event::Phase { phase: Phase::Saving, done: 0, total: 1 })?;
             std::thread::sleep(Duration::from_millis(300));
             let saved = store.publish(step, json!({}), |at| write_file(&at.join("weights"), b"weights"))?;
-            writer.emit(Event::Checkpoint { step, bytes: saved.bytes(), ms: 1.0 })?;
+            writer.emit(Event::Checkpoint { step, bytes: saved.bytes(), ms: 1.0, blocked_ms: None })?;
             writer.finish(Outcome::Stopped, step, Exit::Stopped, &format!("stopped by {by} at step {step}"))?;
             return Ok(Exit::Stopped);
         }

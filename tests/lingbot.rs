@@ -348,6 +348,7 @@ fn step_gradients(kind: PackingKind, loss_mean: LossMean) -> (Gradients, f64, us
         clip_norm: 2.0,
         save_every: 1,
         keep_last: 1,
+        keep_every: 0,
         recompute: false,
     };
     let frame = FrameTokens { grid: [2, 2], actions: 2 };

@@ -115,7 +115,7 @@ fn what_a_writer_writes_a_reader_reads() {
     poll(&mut reader);
     let save = reader.view().last_save.unwrap();
     assert!(save.step == 20 && save.bytes == 100 && save.ms.is_nan(), "the folder is there before the log says so");
-    writer.emit(Event::Checkpoint { step: 20, bytes: saved.bytes(), ms: 12.5 }).unwrap();
+    writer.emit(Event::Checkpoint { step: 20, bytes: saved.bytes(), ms: 12.5, blocked_ms: None }).unwrap();
     poll(&mut reader);
     assert_eq!(reader.view().last_save.unwrap().ms, 12.5);
 
@@ -236,7 +236,7 @@ fn numbers_that_are_none_reach_the_view_as_nan_on_every_path() {
     // Another key order goes the general way.
     let line = step_line(2, 5).replace("\"loss\":0.5", "\"loss\":null").replace("{\"v\":1,", "{") + "\n";
     append(&run.attempt(1).events(), line.replace("\"tokens\"", "\"v\":1,\"tokens\"").as_bytes());
-    writer.emit(Event::Checkpoint { step: 2, bytes: 1, ms: f64::NAN }).unwrap();
+    writer.emit(Event::Checkpoint { step: 2, bytes: 1, ms: f64::NAN, blocked_ms: None }).unwrap();
     let reader = RunReader::open(run.root()).polled();
     let view = reader.view();
     assert_eq!((view.series.len(), view.bad_lines), (2, 0));
@@ -418,7 +418,7 @@ fn a_damaged_checkpoint_is_set_aside_and_pushes_no_good_one_out() {
     assert_eq!(store.list().unwrap(), [10, 20]);
     assert!(run.checkpoints().join(".bad-step-00000030/weights").exists(), "kept for a person to look at");
     store.publish(30, json!({}), |dir| write_file(&dir.join("weights"), b"anew")).unwrap();
-    assert_eq!(store.prune(2).unwrap(), [10]);
+    assert_eq!(store.prune(Retention { last: 2, every: 0 }).unwrap(), [10]);
     assert_eq!(store.list().unwrap(), [20, 30]);
 }
 
@@ -528,7 +528,7 @@ fn an_interrupted_publish_leaves_the_older_checkpoint_the_latest() {
     // A step that is there already is replaced; pruning counts complete ones only.
     store.publish(50, json!({}), weights(6)).unwrap();
     assert_eq!(Checkpoint::open(&run.checkpoint(50), 50, Check::Hashes).unwrap().bytes(), 1002);
-    assert_eq!(store.prune(1).unwrap(), [10, 50]);
+    assert_eq!(store.prune(Retention { last: 1, every: 0 }).unwrap(), [10, 50]);
     assert_eq!(store.list().unwrap(), [40, 60, 70]);
 }
 

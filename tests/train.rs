@@ -3,7 +3,9 @@
 use lbva_tui::codec::{FitSettings, LinearCodec};
 use lbva_tui::config::{CodecConfig, Recipe, XwamRecipe};
 use lbva_tui::data::Dataset;
-use lbva_tui::runlog::{Check, CheckpointStore, Event, Outcome, Phase, RunDir};
+use lbva_tui::runlog::{
+    Check, Checkpoint, CheckpointStore, Event, Level, Outcome, Phase, RunDir, RunReader, RunState, now_ms,
+};
 use lbva_tui::train::stop::StopFlag;
 use lbva_tui::train::worker::{self, WorkerSpec};
 use lbva_tui::{Exit, Result};
@@ -186,6 +188,130 @@ fn diverging_training_fails_loudly_and_keeps_the_last_checkpoint() {
     last_checkpoint(&folder.path().join("run"));
 }
 
+#[test]
+fn a_checkpoint_is_announced_when_it_is_durable_and_milestones_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recipe = recipe(false);
+    (recipe.train.save_every, recipe.train.keep_last, recipe.train.keep_every) = (1, 1, 2);
+    let spec = spec(folder.path(), "run", &recipe);
+    let run = spec.run.clone();
+    let mut announced = Vec::new();
+    let exit = worker::run(spec, StopFlag::default(), &mut |event| {
+        if let Event::Checkpoint { step, bytes, ms, blocked_ms } = event {
+            let checkpoint = Checkpoint::open(&run.checkpoint(*step), *step, Check::Hashes).unwrap();
+            assert_eq!(checkpoint.bytes(), *bytes);
+            let blocked_ms = blocked_ms.unwrap();
+            assert!(blocked_ms > 0.0 && *ms > 0.0 && ms.is_finite(), "{ms} ms, {blocked_ms} ms");
+            announced.push(*step);
+        }
+    });
+    assert_eq!(exit.unwrap(), Exit::Done);
+    assert_eq!(announced, [1, 2, 3, 4, 5, 6]);
+    assert_eq!(CheckpointStore::new(&run).list().unwrap(), [2, 4, 6]);
+}
+
+#[test]
+fn a_save_that_fails_is_the_end_of_the_run_and_no_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(true);
+    let (_, whole) = train(spec(folder.path(), "whole", &recipe));
+    let broken = spec(folder.path(), "broken", &recipe);
+    let (checkpoints, away) = (broken.run.checkpoints(), folder.path().join("away"));
+    let mut events = Vec::new();
+    let result = worker::run(broken, StopFlag::default(), &mut |event| {
+        let saved = events.iter().any(|event| matches!(event, Event::Checkpoint { .. }));
+        if saved && !away.exists() && matches!(event, Event::Phase { phase: Phase::Saving, .. }) {
+            std::fs::rename(&checkpoints, &away).unwrap();
+            std::fs::write(&checkpoints, "a file in the way").unwrap();
+        }
+        events.push(event.clone());
+    });
+    let error = result.unwrap_err();
+    assert_eq!((error.exit, error.code), (Exit::Disk, "not_a_folder"), "{error}");
+    let Some(Event::AttemptEnded { outcome: Outcome::Failed, exit_code: 74, reason, step }) = events.last() else {
+        panic!("{:?}", events.last())
+    };
+    assert_eq!(*reason, error.to_string());
+    // Found at a step's end or at the next save, and no later.
+    assert!((4..=6).contains(step), "{step}");
+    std::fs::remove_file(&checkpoints).unwrap();
+    std::fs::rename(&away, &checkpoints).unwrap();
+    assert_eq!(last_checkpoint(&folder.path().join("broken")).0, 2);
+    let (result, rest) = train(spec(folder.path(), "broken", &recipe));
+    assert_eq!(result.unwrap(), Exit::Done);
+    assert_eq!(losses(&whole)[2..], losses(&rest));
+    assert!(last_checkpoint(&folder.path().join("whole")) == last_checkpoint(&folder.path().join("broken")));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_named_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recipe = recipe(false);
+    (recipe.train.save_every, recipe.train.keep_last) = (1, 6);
+    recipe.validation.every = 6;
+    train(spec(folder.path(), "whole", &recipe)).0.unwrap();
+    train(WorkerSpec { stop_after: Some(4), ..spec(folder.path(), "run", &recipe) }).0.unwrap();
+    let run = RunDir::new(folder.path().join("run"));
+    let weights = |step| run.checkpoint(step).join("transformer/diffusion_pytorch_model.safetensors");
+    // The newest is cut short, the one before lost its manifest, the one before that has a bit turned.
+    std::fs::OpenOptions::new().write(true).open(weights(4)).unwrap().set_len(1000).unwrap();
+    std::fs::remove_file(run.checkpoint(3).join("manifest.json")).unwrap();
+    let mut bytes = std::fs::read(weights(2)).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(weights(2), &bytes).unwrap();
+    let (result, events) = train(spec(folder.path(), "run", &recipe));
+    assert_eq!(result.unwrap(), Exit::Done);
+    let warnings: Vec<&String> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Message { level: Level::Warning, text } => Some(text),
+            _ => None,
+        })
+        .collect();
+    let found =
+        ["file has 1000 bytes, the manifest says", "no readable manifest", "differs from the manifest's SHA-256"];
+    assert_eq!(warnings.len(), found.len(), "{warnings:?}");
+    for ((warning, found), step) in warnings.iter().zip(found).zip([4, 3, 2]) {
+        assert!(warning.starts_with("passed over a checkpoint: ") && warning.contains(found), "{warning}");
+        assert!(warning.contains(&format!("step-{step:08}")), "{warning}");
+        assert!(run.checkpoints().join(format!(".bad-step-{step:08}")).exists(), "kept for a person to look at");
+    }
+    assert_eq!(losses(&events).first().unwrap().0, 2, "from the checkpoint of step 1");
+    assert!(last_checkpoint(&folder.path().join("whole")) == last_checkpoint(run.root()));
+}
+
+#[test]
+fn a_clock_set_back_upsets_neither_readers_nor_a_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe(false);
+    let (_, whole) = train(spec(folder.path(), "whole", &recipe));
+    train(WorkerSpec { stop_after: Some(3), ..spec(folder.path(), "run", &recipe) }).0.unwrap();
+    let run = RunDir::new(folder.path().join("run"));
+    // The first attempt seems to come from tomorrow, its second half from before its first.
+    let events = run.attempt(1).events();
+    let text = std::fs::read_to_string(&events).unwrap();
+    let count = text.lines().count();
+    let moved = text.lines().enumerate().map(|(index, line)| {
+        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let hours = if index < count / 2 { 24 } else { 12 };
+        line["time_ms"] = (line["time_ms"].as_u64().unwrap() + hours * 3_600_000).into();
+        format!("{line}\n")
+    });
+    std::fs::write(&events, moved.collect::<String>()).unwrap();
+    let (result, rest) = train(spec(folder.path(), "run", &recipe));
+    assert_eq!(result.unwrap(), Exit::Done);
+    assert_eq!(losses(&whole)[3..], losses(&rest));
+    assert!(last_checkpoint(&folder.path().join("whole")) == last_checkpoint(run.root()));
+    let mut reader = RunReader::open(run.root());
+    reader.poll(now_ms()).unwrap();
+    let view = reader.view();
+    assert_eq!((view.bad_lines, view.attempts.len()), (0, 2));
+    assert_eq!(view.series.step, [1, 2, 3, 4, 5, 6]);
+    assert!(view.series.superseded.iter().all(|superseded| !superseded));
+    assert_eq!(view.state(now_ms()).0, RunState::Finished);
+    assert!(view.last_event_ms.unwrap() <= now_ms(), "silence is counted from the last event, not from tomorrow");
+}
+
 /// Trains and asks to stop at the first event of a phase.
 fn stop_at(phase: Phase, spec: WorkerSpec) -> (Exit, u64, String) {
     let run = spec.run.clone();
@@ -198,7 +324,7 @@ fn stop_at(phase: Phase, spec: WorkerSpec) -> (Exit, u64, String) {
         Event::AttemptEnded { outcome: Outcome::Stopped, step, reason, .. } => ended = Some((*step, reason.clone())),
         _ => {}
     });
-    let (step, reason) = ended.expect("the attempt says that it was stopped");
+    let (step, reason) = ended.unwrap_or_else(|| panic!("not stopped at {phase:?}: {exit:?}"));
     (exit.unwrap(), step, reason)
 }
 

@@ -335,8 +335,10 @@ pub struct TrainConfig {
     pub clip_norm: f64,
     /// Optimizer steps between two checkpoints.
     pub save_every: u64,
-    /// Complete checkpoints kept.
+    /// Newest complete checkpoints kept.
     pub keep_last: usize,
+    /// Checkpoints of multiples of this many steps are kept for good; 0 keeps none.
+    pub keep_every: u64,
     /// Recompute each block in the backward pass instead of keeping its intermediates.
     pub recompute: bool,
 }

@@ -136,11 +136,14 @@ impl Assembler {
                 points.splice(at..at + usize::from(repeated), [ValidationPoint { attempt: self.attempt, event }]);
                 self.log(time_ms, Level::Info, text);
             }
-            Event::Checkpoint { step, bytes, ms } => {
+            Event::Checkpoint { step, bytes, ms, blocked_ms } => {
                 self.saves.retain(|save| save.step != step);
                 self.saves.push(SaveView { step, bytes, ms, time_ms });
                 let seconds = decimals(ms / 1000.0, 1, " s");
-                let text = format!("saved step {step}: {:.1} MB in {seconds}", bytes as f64 / 1e6);
+                let mut text = format!("saved step {step}: {:.1} MB in {seconds}", bytes as f64 / 1e6);
+                if let Some(blocked_ms) = blocked_ms {
+                    text += &format!(", {:.2} s of it in the way of training", blocked_ms / 1000.0);
+                }
                 self.log(time_ms, Level::Info, text);
             }
             Event::Message { level, text } => self.log(time_ms, level, text),
@@ -200,8 +203,10 @@ impl Assembler {
         }
     }
 
+    /// The newest event is the last one written, whatever its clock says: after one that was set back, the largest time
+    /// lies in the future, and silence would not be seen before it has come.
     fn touch(&mut self, time_ms: u64) {
-        self.view.last_event_ms = Some(self.view.last_event_ms.map_or(time_ms, |newest| newest.max(time_ms)));
+        self.view.last_event_ms = Some(time_ms);
     }
 
     /// Marks points at `step` and later: the run went on from before them. Active points ascend, so the newest one

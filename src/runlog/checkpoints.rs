@@ -100,6 +100,24 @@ pub struct Latest {
     pub warnings: Vec<Error>,
 }
 
+/// Which complete checkpoints stay when a new one is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// The newest ones; at least one stays.
+    pub last: usize,
+    /// Multiples of this many steps stay for good; 0 keeps none. Step 0 is none of them: a run makes it again at will.
+    pub every: u64,
+}
+
+impl Retention {
+    /// Those of `complete` (steps, ascending) that go.
+    pub fn surplus(self, complete: &[u64]) -> Vec<u64> {
+        let old = complete.len().saturating_sub(self.last.max(1));
+        let milestone = |step: u64| self.every > 0 && step > 0 && step.is_multiple_of(self.every);
+        complete.iter().take(old).copied().filter(|&step| !milestone(step)).collect()
+    }
+}
+
 /// The `checkpoints/` folder of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointStore {
@@ -167,16 +185,17 @@ impl CheckpointStore {
         Ok(Checkpoint { step, path, manifest })
     }
 
-    /// Removes complete checkpoints older than the newest `keep_last` complete ones (at least one stays) and returns
-    /// the removed steps. Incomplete ones count for nothing and are left for a person to look at.
-    pub fn prune(&self, keep_last: usize) -> Result<Vec<u64>> {
-        let complete: Vec<u64> = self
-            .list()?
-            .into_iter()
-            .filter(|&step| Checkpoint::open(&self.path(step), step, Check::Sizes).is_ok())
-            .collect();
-        let surplus = complete.len().saturating_sub(keep_last.max(1));
-        let removed = complete[..surplus].to_vec();
+    /// Complete checkpoints, by sizes, oldest first.
+    pub fn complete(&self) -> Result<Vec<Checkpoint>> {
+        let open = |step| Checkpoint::open(&self.path(step), step, Check::Sizes).ok();
+        Ok(self.list()?.into_iter().filter_map(open).collect())
+    }
+
+    /// Removes the complete checkpoints that `retention` does not keep and returns their steps. Incomplete ones count
+    /// for nothing and are left for a person to look at.
+    pub fn prune(&self, retention: Retention) -> Result<Vec<u64>> {
+        let complete: Vec<u64> = self.complete()?.iter().map(|checkpoint| checkpoint.step).collect();
+        let removed = retention.surplus(&complete);
         for &step in &removed {
             // Renamed first, so that a half-removed folder is never taken for a checkpoint.
             let path = self.path(step);
@@ -286,4 +305,39 @@ pub fn sha256_of(path: &Path) -> Result<(u64, String)> {
     }
     let digest = hasher.finalize();
     Ok((bytes, digest.iter().map(|byte| format!("{byte:02x}")).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Retention;
+    use proptest::prelude::*;
+
+    #[test]
+    fn milestones_stay_beside_the_newest() {
+        let steps: Vec<u64> = (0..=10).map(|save| save * 10).collect();
+        assert_eq!(Retention { last: 2, every: 0 }.surplus(&steps), [0, 10, 20, 30, 40, 50, 60, 70, 80]);
+        assert_eq!(Retention { last: 2, every: 30 }.surplus(&steps), [0, 10, 20, 40, 50, 70, 80]);
+        assert_eq!(Retention { last: 0, every: 0 }.surplus(&[7]), [0u64; 0], "the newest is never removed");
+    }
+
+    proptest! {
+        /// Pruned after each save, in one attempt or many, the same ones are left as of all saves at once.
+        #[test]
+        fn pruning_by_and_by_leaves_what_pruning_at_once_leaves(
+            mut saves in proptest::collection::vec(1u64..200, 1..40), last in 1usize..5, every in 0u64..20,
+        ) {
+            saves.sort_unstable();
+            saves.dedup();
+            let retention = Retention { last, every };
+            let mut disk = Vec::new();
+            for &step in &saves {
+                disk.push(step);
+                let surplus = retention.surplus(&disk);
+                prop_assert!(!surplus.contains(&step));
+                disk.retain(|step| !surplus.contains(step));
+            }
+            let surplus = retention.surplus(&saves);
+            prop_assert_eq!(disk, saves.into_iter().filter(|step| !surplus.contains(step)).collect::<Vec<_>>());
+        }
+    }
 }

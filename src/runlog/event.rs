@@ -34,8 +34,12 @@ pub enum Event {
     Checkpoint {
         step: u64,
         bytes: u64,
+        /// Writing it, beside training.
         #[serde(deserialize_with = "nan_if_null")]
         ms: f64,
+        /// How long training stood still for it; absent in logs of a time when it did for all of `ms`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        blocked_ms: Option<f64>,
     },
     /// A note for people: a finding, a warning, a setting.
     Message { level: Level, text: String },

@@ -15,6 +15,7 @@ mod open;
 pub mod optimizer;
 pub mod packing_check;
 pub mod profile;
+mod saver;
 pub mod schedule;
 pub mod stop;
 mod task;

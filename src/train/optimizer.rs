@@ -125,12 +125,14 @@ impl AdamW {
         Ok(norm)
     }
 
-    /// Moments as tensors `first.<name>`, `second.<name>`, and the masters `master.<name>`, for a checkpoint.
+    /// Moments as tensors `first.<name>`, `second.<name>`, for a checkpoint; and masters `master.<name>` of weights that
+    /// are no fp32. An fp32 weight is its own master, and saving it twice would make a checkpoint a third larger.
     pub fn to_tensors(&self, parameters: &Parameters) -> Result<BTreeMap<String, Tensor>> {
         let mut tensors = BTreeMap::new();
         for (name, variable) in parameters.iter() {
             let Some(slot) = self.slots.get(name) else { continue };
-            for (part, values) in [("master", &slot.master), ("first", &slot.first), ("second", &slot.second)] {
+            let master = (variable.dtype() != DType::F32).then_some(("master", &slot.master));
+            for (part, values) in [("first", &slot.first), ("second", &slot.second)].into_iter().chain(master) {
                 tensors.insert(format!("{part}.{name}"), Tensor::from_slice(values, variable.shape(), &Device::Cpu)?);
             }
         }
@@ -149,10 +151,11 @@ impl AdamW {
                         .in_place(key)),
                 }
             };
-            slots.insert(
-                name.to_owned(),
-                Slot { master: part("master")?, first: part("first")?, second: part("second")? },
-            );
+            let master = match variable.dtype() {
+                DType::F32 => variable.flatten_all()?.to_vec1()?,
+                _ => part("master")?,
+            };
+            slots.insert(name.to_owned(), Slot { master, first: part("first")?, second: part("second")? });
         }
         Ok(Self { slots })
     }

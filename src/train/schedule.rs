@@ -28,7 +28,7 @@ mod tests {
     fn config() -> TrainConfig {
         let text = "{seed: 1, steps: 8, batch_size: 1, accumulate: 1, lr: 0.5, warmup_steps: 4, decay: constant, \
                     weight_decay: 0, betas: [0.9, 0.999], adam_eps: 1e-8, clip_norm: 1, save_every: 5, keep_last: 2, \
-                    recompute: false}";
+                    keep_every: 0, recompute: false}";
         serde_yaml::from_str(text).unwrap()
     }
 

@@ -1,15 +1,16 @@
 //! One attempt at training one arm: load or resume, step, validate, save, and leave in order on request.
 //!
 //! Every loop polls for a stop: a signal or a stop file. On one, the unfinished step is dropped, a checkpoint of the
-//! last complete step is written, and the attempt ends as `stopped` (exit 75). Whatever ends the attempt, its outcome
-//! is on disk before the process leaves, unless the process is killed.
+//! last complete step is written, and the attempt ends as `stopped` (exit 75). Whatever ends the attempt, a save that
+//! is under way is waited for and the outcome is on disk before the process leaves, unless the process is killed.
 
-use super::checkpoint::{self, TrainerState};
+use super::checkpoint::{self, Snapshot, TrainerState};
 use super::measure::averages;
 use super::memory;
 use super::open::{Opening, open};
 use super::optimizer::AdamW;
 use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
+use super::saver::{Saver, check_space};
 use super::schedule::learning_rate;
 use super::stop::StopFlag;
 use super::task::{Point, Task, scalar};
@@ -17,11 +18,11 @@ use crate::config::{Recipe, TrainConfig};
 use crate::data::{Progress, sha256_hex};
 use crate::model::{self, Parameters};
 use crate::runlog::{
-    Check, Event, Level, NewAttempt, Outcome, Phase, RunDir, RunLock, RunWriter, StepEvent, ValidationEvent,
+    Check, Checkpoint, Event, Level, NewAttempt, Outcome, Phase, Retention, RunDir, RunLock, RunWriter, StepEvent,
+    ValidationEvent,
 };
 use crate::{Error, Exit, Result};
 use crossbeam_channel::RecvTimeoutError;
-use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -147,6 +148,11 @@ impl Journal<'_> {
         self.emit(Event::Phase { phase, done, total })
     }
 
+    /// Records a save that has become durable meanwhile.
+    fn saved(&mut self, saver: &mut Saver) -> Result<()> {
+        saver.poll()?.map_or(Ok(()), |event| self.emit(event))
+    }
+
     /// Who asked to stop, if anybody did.
     fn stop_requested(&self, stop: &StopFlag) -> Option<String> {
         let by_file = || self.writer.stop_requested().map(|request| request.by);
@@ -168,7 +174,7 @@ fn train(
     spec: &WorkerSpec,
     stop: &StopFlag,
     journal: &mut Journal<'_>,
-    from: Option<crate::runlog::Checkpoint>,
+    from: Option<Checkpoint>,
     quota: &mut MicroStepQuota,
     completed: &mut u64,
 ) -> Result<Ended> {
@@ -183,7 +189,7 @@ fn train(
     }
     let identity = identity(spec, stop, task.as_ref(), &initial, provenance.map(|from| from.hash), journal)?;
     journal.writer.bind_identity(&identity)?;
-    let (parameters, mut optimizer) = match &from {
+    let (parameters, optimizer) = match &from {
         None => {
             // Masters are the initial weights themselves; what the model sees may be a rounding of them.
             let optimizer = AdamW::new(&initial)?;
@@ -198,9 +204,74 @@ fn train(
         }
     };
     task.bind(&parameters)?;
+    let store = journal.writer.checkpoints();
+    let present = store.complete()?.iter().map(Checkpoint::bytes).sum();
+    let folder = journal.writer.run().checkpoints();
+    if let Some(warning) = check_space(checkpoint::expected_bytes(&parameters), recipe.train(), &folder, present)? {
+        journal.message(Level::Warning, warning)?;
+    }
+    let TrainConfig { keep_last, keep_every, .. } = *recipe.train();
+    let saver = Saver::new(store, Retention { last: keep_last, every: keep_every });
+    let mut state = State { parameters, optimizer, saver, completed };
+    let ended = advance(spec, stop, journal, task.as_mut(), &mut state, quota);
+    // What ended the steps is told before a save that failed meanwhile.
+    let settled = state.settle(journal);
+    let ended = ended?;
+    settled.map(|()| ended)
+}
 
-    if let Some(by) = fill_cache(spec, stop, journal, task.as_ref())? {
-        return stopped(by, journal, recipe, &parameters, &optimizer, *completed);
+/// What the steps change.
+struct State<'c> {
+    parameters: Parameters,
+    optimizer: AdamW,
+    saver: Saver,
+    /// Optimizer steps done.
+    completed: &'c mut u64,
+}
+
+impl State<'_> {
+    /// Begins a checkpoint of the last complete step, unless it has one already.
+    fn save(&mut self, journal: &mut Journal<'_>, recipe: &Recipe) -> Result<()> {
+        let step = *self.completed;
+        self.settle(journal)?;
+        if self.saver.holds(step)? {
+            return Ok(());
+        }
+        journal.phase(Phase::Saving, 0, 1)?;
+        let samples_seen = step * recipe.samples_per_step() as u64;
+        let position = TrainerState { step, samples_seen, seed: recipe.train().seed };
+        self.saver.begin(step, || Snapshot::take(&self.parameters, &self.optimizer, position))
+    }
+
+    /// Waits until everything saved is durable.
+    fn settle(&mut self, journal: &mut Journal<'_>) -> Result<()> {
+        if self.saver.is_busy() {
+            journal.phase(Phase::Saving, 0, 1)?;
+        }
+        self.saver.wait()?.map_or(Ok(()), |event| journal.emit(event))
+    }
+
+    /// Leaves with a durable checkpoint of the last complete step.
+    fn stop(&mut self, by: String, journal: &mut Journal<'_>, recipe: &Recipe) -> Result<Ended> {
+        journal.emit(Event::StopRequested { by: by.clone() })?;
+        self.save(journal, recipe)?;
+        self.settle(journal)?;
+        Ok(Ended::Stopped(by))
+    }
+}
+
+/// From the cache to the last step, or to a stop.
+fn advance(
+    spec: &WorkerSpec,
+    stop: &StopFlag,
+    journal: &mut Journal<'_>,
+    task: &mut dyn Task,
+    state: &mut State<'_>,
+    quota: &mut MicroStepQuota,
+) -> Result<Ended> {
+    let recipe = &spec.recipe;
+    if let Some(by) = fill_cache(spec, stop, journal, task)? {
+        return state.stop(by, journal, recipe);
     }
     task.prepare_validation(&mut |done, total| {
         journal.go_on(stop)?;
@@ -209,44 +280,46 @@ fn train(
 
     let train = recipe.train();
     loop {
-        let step = *completed;
+        let step = *state.completed;
+        // Before the validation, which may take longer than all the steps between two saves.
+        if step > 0 && (step.is_multiple_of(train.save_every) || step == train.steps) {
+            state.save(journal, recipe)?;
+        }
         if validation_due(recipe, step)
             && let Some(clips) = journal.writer.read_clip_metrics(step)?
         {
             // Measured by an earlier attempt, which may have died before it could say so in its log.
             journal.emit(Event::Validation(averages(step, &clips, f64::NAN)))?;
         } else if validation_due(recipe, step) {
-            match validate(task.as_mut(), step, journal, stop)? {
+            match validate(task, step, journal, stop, &mut state.saver)? {
                 Some(mean) => journal.emit(Event::Validation(mean))?,
                 None => {
                     let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
-                    return stopped(by, journal, recipe, &parameters, &optimizer, step);
+                    return state.stop(by, journal, recipe);
                 }
             }
-        }
-        if step > 0 && (step.is_multiple_of(train.save_every) || step == train.steps) {
-            save(journal, recipe, &parameters, &optimizer, step)?;
         }
         if step >= train.steps {
             return Ok(Ended::Finished);
         }
         if spec.stop_after.is_some_and(|last| step >= last) {
-            return stopped(format!("--stop-after {step}"), journal, recipe, &parameters, &optimizer, step);
+            return state.stop(format!("--stop-after {step}"), journal, recipe);
         }
         let interrupted = || journal.stop_requested(stop).is_some();
-        match optimizer_step(task.as_mut(), &parameters, &mut optimizer, train, step + 1, &interrupted)? {
+        match optimizer_step(task, &state.parameters, &mut state.optimizer, train, step + 1, &interrupted)? {
             Some((event, micro_steps)) => {
                 for line in quota.lines(micro_steps) {
                     journal.message(Level::Info, line)?;
                 }
                 journal.emit(Event::Step(event))?;
-                *completed = step + 1;
+                *state.completed = step + 1;
             }
             None => {
                 let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
-                return stopped(by, journal, recipe, &parameters, &optimizer, step);
+                return state.stop(by, journal, recipe);
             }
         }
+        journal.saved(&mut state.saver)?;
     }
 }
 
@@ -382,12 +455,14 @@ fn validate(
     step: u64,
     journal: &mut Journal<'_>,
     stop: &StopFlag,
+    saver: &mut Saver,
 ) -> Result<Option<ValidationEvent>> {
     let strips = journal.writer.run().strips(step);
     crate::files::create_folder(&strips)?;
     let watch = journal.writer.stop_watch();
     let mut go_on = |done, total| {
         journal.phase(Phase::Validating, done, total)?;
+        journal.saved(saver)?;
         Ok(stop.requested().is_none() && watch.requested().is_none())
     };
     let Some(Point { clips, mean }) = task.measure(step, &strips, &mut go_on)? else { return Ok(None) };
@@ -449,40 +524,4 @@ fn branch_norm(parameters: &Parameters) -> Result<Option<f64>> {
         }
     }
     Ok(square.map(f64::sqrt))
-}
-
-fn save(
-    journal: &mut Journal<'_>,
-    recipe: &Recipe,
-    parameters: &Parameters,
-    optimizer: &AdamW,
-    step: u64,
-) -> Result<()> {
-    let store = journal.writer.checkpoints();
-    if store.list()?.contains(&step) && store.latest_complete(Check::Sizes)?.checkpoint.is_some_and(|c| c.step == step)
-    {
-        return Ok(());
-    }
-    let started = Instant::now();
-    journal.phase(Phase::Saving, 0, 1)?;
-    let samples_seen = step * recipe.samples_per_step() as u64;
-    let state = TrainerState { step, samples_seen, seed: recipe.train().seed };
-    let saved = store.publish(step, json!({}), |folder| checkpoint::write(folder, parameters, optimizer, &state))?;
-    store.prune(recipe.train().keep_last)?;
-    let ms = started.elapsed().as_secs_f64() * 1e3;
-    journal.emit(Event::Checkpoint { step, bytes: saved.bytes(), ms })
-}
-
-/// Leaves with a durable checkpoint of the last complete step.
-fn stopped(
-    by: String,
-    journal: &mut Journal<'_>,
-    recipe: &Recipe,
-    parameters: &Parameters,
-    optimizer: &AdamW,
-    step: u64,
-) -> Result<Ended> {
-    journal.emit(Event::StopRequested { by: by.clone() })?;
-    save(journal, recipe, parameters, optimizer, step)?;
-    Ok(Ended::Stopped(by))
 }

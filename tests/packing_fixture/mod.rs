@@ -54,6 +54,7 @@ pub fn train() -> TrainConfig {
         clip_norm: 2.0,
         save_every: 100,
         keep_last: 2,
+        keep_every: 0,
         recompute: true,
     }
 }

@@ -160,6 +160,12 @@ impl Check {
         self.positive("train.clip_norm", train.clip_norm);
         self.at_least_one("train.save_every", train.save_every);
         self.at_least_one("train.keep_last", train.keep_last as u64);
+        // Between two saves there is nothing to keep: fewer would stay than the recipe says.
+        self.that(
+            train.save_every == 0 || train.keep_every.is_multiple_of(train.save_every),
+            "train.keep_every",
+            || format!("must be 0 or a multiple of train.save_every {}, found {}", train.save_every, train.keep_every),
+        );
     }
 
     fn sampling(&mut self, every: u64, clips: usize, sample_steps: usize, strips: usize) {
