@@ -12,6 +12,7 @@ mod identity;
 pub mod info;
 pub mod lerobot;
 mod robot;
+mod rows;
 mod statistics;
 mod text;
 pub mod video;

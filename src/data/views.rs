@@ -25,10 +25,10 @@ pub(super) fn stated_size(metadata: &Metadata, view: &str) -> Result<(usize, usi
         .ok_or_else(|| Error::data("broken_metadata", format!("the size of video {view} is not stated")).at(&path))
 }
 
-/// Opens one video and compares its size (height, width) and length with what the dataset says.
+/// Opens one video and compares its size (height, width), length and times with what the dataset says.
 ///
 /// # Errors
-/// Those of [`VideoFile::open`]; `wrong_size`, `too_short`, `too_long`.
+/// Those of [`VideoFile::open`]; `wrong_size`, `too_short`, `too_long`, `wrong_fps`.
 pub(super) fn open(metadata: &Metadata, view: &str, episode: usize, size: (usize, usize)) -> Result<VideoFile> {
     let path = metadata.video_file(view, episode)?;
     let video = VideoFile::open(&path)?;
@@ -43,6 +43,11 @@ pub(super) fn open(metadata: &Metadata, view: &str, episode: usize, size: (usize
         let code = if frames < length { "too_short" } else { "too_long" };
         let what = format!("video has {frames} frames, the episode {length}");
         return Err(Error::data(code, what).at(&path).hint("is it another episode's, or cut off?"));
+    }
+    if let Some((frame, seconds)) = video.frame_out_of_time(metadata.fps) {
+        let (fps, expected) = (metadata.fps, frame as f64 / metadata.fps);
+        let what = format!("frame {frame} is shown at {seconds:.3} s, at {fps} fps it is {expected:.3} s");
+        return Err(Error::data("wrong_fps", what).at(&path).hint("encode it again at the rate of its dataset"));
     }
     Ok(video)
 }

@@ -15,7 +15,7 @@ use crate::codec::{CHANNELS, Extent, LatentCache, LatentCodec, SPACE_STRIDE, enc
 use crate::config::LatentSource;
 use crate::data::columns::ColumnFile;
 use crate::data::video::Picture;
-use crate::data::{sha256_hex, views};
+use crate::data::{rows, sha256_hex, views};
 use crate::{Error, Result};
 
 /// All that training or validation needs of one sample: F latent frames, A action channels, n actions a frame.
@@ -154,14 +154,18 @@ impl EpisodeSet {
 
     /// The sample's action rows from `first_frame` on, made relative where the robot asks for it.
     pub(super) fn action_rows(&self, sample: &Sample, first_frame: usize) -> Result<Rows> {
-        let path = self.index.datasets[sample.dataset].data_file(sample.id.episode)?;
-        let column = ColumnFile::open(&path)?.read("action")?;
+        let metadata = &self.index.datasets[sample.dataset];
+        let path = metadata.data_file(sample.id.episode)?;
+        let file = ColumnFile::open(&path)?;
+        let column = file.read("action").map_err(|error| rows::missing(error, "action_missing"))?;
         let count = column.values.len() / column.width.max(1);
         if count < sample.end || first_frame < sample.start {
             let (start, end) = (sample.start, sample.end);
             let what = format!("action has {count} rows, the sample takes {start} to {end} from {first_frame} on");
             return Err(Error::data("action_rows", what).at(&path).hint("copy the dataset again from its source"));
         }
+        let length = metadata.episode(sample.id.episode).map_or(count, |record| record.length);
+        rows::check(&file, &path, length, metadata.fps)?;
         let values = column.values.get(first_frame * column.width..sample.end * column.width).unwrap_or_default();
         Rows { width: column.width, values: values.to_vec() }
             .prepare(&self.config.actions, self.config.tile, first_frame)
