@@ -8,6 +8,7 @@ mod check;
 mod chosen;
 mod data;
 pub mod data_pack;
+mod data_validate;
 mod device;
 mod lines;
 mod metrics;

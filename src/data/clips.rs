@@ -3,6 +3,8 @@
 //! A clip is (episode, start). Frames are `start + k * frame_skip`; the order is fixed: by episode, then by start.
 //! Training, validation and checks all read clips through [`Dataset::load`].
 
+mod check;
+
 use rayon::prelude::*;
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::columns::{Column, ColumnFile};
-use super::rows;
 use super::lerobot::Metadata;
+use super::rows;
 use crate::config::RobotLayout;
 use crate::{Error, Result};
 

@@ -2,7 +2,7 @@
 //! as numbers.
 
 use super::lerobot::Metadata;
-use super::video::VideoFile;
+use super::video::{FrameFault, VideoFile};
 use crate::codec::Extent;
 use crate::{Error, Result};
 
@@ -50,6 +50,28 @@ pub(super) fn open(metadata: &Metadata, view: &str, episode: usize, size: (usize
         return Err(Error::data("wrong_fps", what).at(&path).hint("encode it again at the rate of its dataset"));
     }
     Ok(video)
+}
+
+/// Opens and decodes one view for all samples that nothing was found against yet, and notes what is wrong with it;
+/// `frames` are those of the sample at a place in `verdicts`.
+pub(super) fn check(
+    verdicts: &mut [Result<(), FrameFault>],
+    frames: impl Fn(usize) -> Vec<usize>,
+    open: impl FnOnce() -> Result<VideoFile>,
+) {
+    let sound: Vec<usize> = (0..verdicts.len()).filter(|at| verdicts[*at].is_ok()).collect();
+    if sound.is_empty() {
+        return;
+    }
+    match open() {
+        Err(error) => sound.iter().for_each(|at| verdicts[*at] = Err(error.clone().into())),
+        Ok(mut video) => {
+            let windows: Vec<Vec<usize>> = sound.iter().map(|at| frames(*at)).collect();
+            for (at, verdict) in sound.iter().zip(video.check_windows(&windows)) {
+                verdicts[*at] = verdict;
+            }
+        }
+    }
 }
 
 /// Some frames of one view.

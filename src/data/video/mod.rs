@@ -37,7 +37,7 @@ impl Picture {
 
 /// Why some frames cannot be had, and the frame at which the bitstream broke, if one can be named.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FrameFault {
+pub struct FrameFault {
     pub error: Error,
     pub frame: Option<usize>,
 }
@@ -191,11 +191,7 @@ impl VideoFile {
 
     /// The bytes of samples `start..end` and where each one lies in them. Read one by one: their places in the file
     /// are the file's claim, so no claim may decide how much memory is taken beyond a sample's own size.
-    fn read_samples(
-        &mut self,
-        start: usize,
-        end: usize,
-    ) -> Result<(Vec<u8>, Vec<std::ops::Range<usize>>), FrameFault> {
+    fn read_samples(&mut self, start: usize, end: usize) -> Result<(Vec<u8>, Vec<std::ops::Range<usize>>), FrameFault> {
         let mut bytes = Vec::new();
         let mut ranges = Vec::with_capacity(end - start);
         for index in start..end {
