@@ -18,9 +18,9 @@ pub(super) fn check(file: &ColumnFile<'_>, path: &Path, length: usize, fps: f64)
     for (name, rows_a_unit, unit) in [("timestamp", fps, " s"), ("frame_index", 1.0, "")] {
         let Some(column) = file.read_optional(name)?.filter(|column| column.width == 1) else { continue };
         let first = column.values.first().copied().unwrap_or(0.0);
-        // Not `>= 0.5`: a value that is no number is out of time too.
-        let late = |(row, value): (usize, &f64)| !(((value - first) * rows_a_unit - row as f64).abs() < 0.5);
-        if let Some(row) = column.values.iter().enumerate().position(late) {
+        // A value that is no number is not in time.
+        let in_time = |row: usize, value: f64| ((value - first) * rows_a_unit - row as f64).abs() < 0.5;
+        if let Some(row) = column.values.iter().enumerate().position(|(row, value)| !in_time(row, *value)) {
             let expected = first + row as f64 / rows_a_unit;
             let what = format!("{name} is {:.3}{unit} in row {row}, not {expected:.3}{unit}", column.values[row]);
             return Err(Error::data("timestamp_gap", what).at(path).hint("rows are missing, or at another rate"));

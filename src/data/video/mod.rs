@@ -91,8 +91,9 @@ impl VideoFile {
         let time = |index: usize| self.table.samples[index].composition as f64 / f64::from(self.table.timescale);
         let first = time(*self.table.shown.first()?);
         let seconds = self.table.shown.iter().map(|index| time(*index) - first);
-        // Not `>= 0.5`: a time that is no number is out of time too.
-        seconds.enumerate().find(|(frame, seconds)| !((seconds * fps - *frame as f64).abs() < 0.5))
+        // A time that is no number is not in time.
+        let in_time = |frame: usize, seconds: f64| (seconds * fps - frame as f64).abs() < 0.5;
+        seconds.enumerate().find(|(frame, seconds)| !in_time(*frame, *seconds))
     }
 
     /// Decodes these frames (numbers in display order, ascending).
