@@ -175,20 +175,32 @@ fn defects_of_other_episodes() {
 #[test]
 fn frames_that_cannot_be_decoded_are_named() {
     let broken = Broken::new();
-    let front = faststart(&broken.read(VIDEO));
-    broken.write(VIDEO, &front[..front.len() * 3 / 4]);
-    let (report, rejected) = broken.validated();
-    assert_eq!(codes(&report.reasons), [("decode_failed", rejected.len())]);
-    assert!(!rejected.contains_key("episode_000002@0") && rejected.contains_key("episode_000002@96"), "{rejected:?}");
-    let dataset = broken.dataset();
-    for start in [0, 16, 32, 48, 64, 80, 96] {
-        let clip = ClipId { episode: 2, start };
-        let Err(error) = dataset.load(&clip) else {
-            assert!(!rejected.contains_key(&clip.to_string()));
-            continue;
-        };
-        let (_, frame) = rejected[&clip.to_string()].split_once(':').expect("a frame is named");
-        assert!(error.what.contains(&format!("frame {frame} ")), "{error}");
+    let whole = broken.read(VIDEO);
+    let front = faststart(&whole);
+    // From the middle of the coded pictures on, nothing is H.264 any more.
+    let mut garbage = whole.clone();
+    let pictures_end = find_box(&whole, b"moov");
+    for (at, byte) in garbage[pictures_end / 2..pictures_end].iter_mut().enumerate() {
+        *byte = (at * 151 % 251) as u8;
+    }
+    for damaged in [&front[..front.len() * 3 / 4], &garbage] {
+        broken.write(VIDEO, damaged);
+        let (report, rejected) = broken.validated();
+        assert_eq!(codes(&report.reasons), [("decode_failed", rejected.len())]);
+        assert!(
+            !rejected.contains_key("episode_000002@0") && rejected.contains_key("episode_000002@96"),
+            "{rejected:?}"
+        );
+        let dataset = broken.dataset();
+        for start in [0, 16, 32, 48, 64, 80, 96] {
+            let clip = ClipId { episode: 2, start };
+            let Err(error) = dataset.load(&clip) else {
+                assert!(!rejected.contains_key(&clip.to_string()));
+                continue;
+            };
+            let (_, frame) = rejected[&clip.to_string()].split_once(':').expect("a frame is named");
+            assert!(error.what.contains(&format!("frame {frame} ")), "{error}");
+        }
     }
 
     // One token of one row: one clip.
@@ -207,7 +219,7 @@ fn frames_that_cannot_be_decoded_are_named() {
 fn defects_of_the_whole() {
     type Found<'a> = &'a [(&'a str, usize)];
     type Plant<'a> = &'a dyn Fn(&mut Broken);
-    let defects: [(&str, Found<'_>, Found<'_>, Plant<'_>); 7] = [
+    let defects: [(&str, Found<'_>, Found<'_>, Plant<'_>); 8] = [
         ("info_total_frames_wrong", &[("wrong_totals", 1)], &[], &|b| {
             b.replace(INFO, "\"total_frames\": 391", "\"total_frames\": 392");
         }),
@@ -224,7 +236,15 @@ fn defects_of_the_whole() {
         ("one film for two views", &[], &[("same_video", 1)], &|b| {
             b.write(VIDEO, b.read(&VIDEO.replace("eye_in_hand", "agentview")));
         }),
-        ("tiny_episode", &[], &[("too_short", 2)], &|b| (b.config.frames, b.config.validation_episodes) = (21, vec![3])),
+        ("swapped_views", &[], &[("views_exchanged", 1)], &|b| {
+            let (first, second) = (VIDEO.replace("eye_in_hand", "agentview"), VIDEO.replace("eye_in_hand", "sideview"));
+            let (front, side) = (b.read(&first), b.read(&second));
+            b.write(&first, side);
+            b.write(&second, front);
+        }),
+        ("tiny_episode", &[], &[("too_short", 2)], &|b| {
+            (b.config.frames, b.config.validation_episodes) = (21, vec![3])
+        }),
     ];
     for (name, problems, warnings, plant) in defects {
         let mut broken = Broken::new();

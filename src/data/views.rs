@@ -2,6 +2,7 @@
 //! as numbers.
 
 use super::lerobot::Metadata;
+use super::validate::MeanColour;
 use super::video::{FrameFault, VideoFile};
 use crate::codec::Extent;
 use crate::{Error, Result};
@@ -58,6 +59,7 @@ pub(super) fn check(
     verdicts: &mut [Result<(), FrameFault>],
     frames: impl Fn(usize) -> Vec<usize>,
     open: impl FnOnce() -> Result<VideoFile>,
+    colour: &mut MeanColour,
 ) {
     let sound: Vec<usize> = (0..verdicts.len()).filter(|at| verdicts[*at].is_ok()).collect();
     if sound.is_empty() {
@@ -67,7 +69,7 @@ pub(super) fn check(
         Err(error) => sound.iter().for_each(|at| verdicts[*at] = Err(error.clone().into())),
         Ok(mut video) => {
             let windows: Vec<Vec<usize>> = sound.iter().map(|at| frames(*at)).collect();
-            for (at, verdict) in sound.iter().zip(video.check_windows(&windows)) {
+            for (at, verdict) in sound.iter().zip(video.check_windows(&windows, &mut |picture| colour.add(&picture))) {
                 verdicts[*at] = verdict;
             }
         }

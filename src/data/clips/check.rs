@@ -1,7 +1,7 @@
 //! Every clip of an episode as [`Dataset::load`] would read it, each file opened and each video decoded once.
 
 use super::{ClipId, Dataset, Episode, cut, span};
-use crate::data::validate::{Bound, Finding, Inputs, Recording, Source, Unit};
+use crate::data::validate::{Bound, Checked, Finding, Inputs, MeanColour, Recording, Source, Unit};
 use crate::data::video::FrameFault;
 use crate::data::{lerobot::Metadata, views};
 use crate::{Error, Result};
@@ -15,7 +15,7 @@ impl Source for Dataset {
             let unit = |id| Unit { id, side: if held_out { "validation" } else { "train" }, left_out: None };
             Recording { dataset: 0, episode: episode.index, units: cut(episode, &self.config).map(unit).collect() }
         };
-        self.episodes.iter().map(recording).collect()
+        self.episodes.iter().map(recording).filter(|recording| !recording.units.is_empty()).collect()
     }
 
     fn datasets(&self) -> Vec<&Metadata> {
@@ -53,7 +53,7 @@ impl Source for Dataset {
     }
 
     /// In the order in which [`Dataset::load`] reads, so that the first fault is the same.
-    fn check(&self, recording: &Recording<ClipId>) -> (Vec<Result<(), FrameFault>>, Vec<Finding>) {
+    fn check(&self, recording: &Recording<ClipId>) -> Checked {
         let tokens = self.geometry_in_use().map(|cache| cache.open_file(recording.episode));
         let numbers = |unit: &Unit<ClipId>| {
             let row = || match &tokens {
@@ -64,11 +64,13 @@ impl Source for Dataset {
             self.numbers(&unit.id, row).map(drop).map_err(FrameFault::from)
         };
         let mut verdicts: Vec<Result<(), FrameFault>> = recording.units.iter().map(numbers).collect();
-        for view in &self.config.views {
+        let mut colours = vec![MeanColour::default(); self.config.views.len()];
+        for (view, colour) in self.config.views.iter().zip(&mut colours) {
             let frames = |at: usize| self.frame_numbers(&recording.units[at].id);
-            views::check(&mut verdicts, frames, || views::open(&self.metadata, view, recording.episode, self.size));
+            let open = || views::open(&self.metadata, view, recording.episode, self.size);
+            views::check(&mut verdicts, frames, open, colour);
         }
-        (verdicts, Vec::new())
+        Checked { verdicts, warnings: Vec::new(), colours }
     }
 
     fn findings(&self) -> Vec<Finding> {

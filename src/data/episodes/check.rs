@@ -7,7 +7,7 @@ use super::{EpisodeId, EpisodeSet};
 use crate::config::LatentSource;
 use crate::data::Range;
 use crate::data::lerobot::Metadata;
-use crate::data::validate::{Bound, Finding, Inputs, Recording, Reject, Source, Unit};
+use crate::data::validate::{Bound, Checked, Finding, Inputs, MeanColour, Recording, Reject, Source, Unit};
 use crate::data::video::FrameFault;
 use crate::data::views;
 use crate::{Error, Result};
@@ -83,18 +83,20 @@ impl Source for EpisodeSet {
     }
 
     /// In the order in which [`EpisodeSet::load`] reads, so that the first fault is the same.
-    fn check(&self, recording: &Recording<EpisodeId>) -> (Vec<Result<(), FrameFault>>, Vec<Finding>) {
+    fn check(&self, recording: &Recording<EpisodeId>) -> Checked {
         let samples: Vec<Result<&Sample>> = recording.units.iter().map(|unit| self.index.sample(unit.id)).collect();
         let mut verdicts: Vec<Result<(), FrameFault>> =
             samples.iter().map(|sample| sample.as_ref().map(drop).map_err(|error| error.clone().into())).collect();
+        let mut colours = vec![MeanColour::default(); self.config.views.len()];
         if self.config.latents == LatentSource::Videos {
-            for view in 0..self.config.views.len() {
+            for (view, colour) in colours.iter_mut().enumerate() {
                 let frames = |at: usize| match &samples[at] {
                     Ok(sample) => self.frame_numbers(sample, 0..video_frames(sample.frames)),
                     Err(_) => Vec::new(),
                 };
                 let Some(sample) = samples.iter().flatten().next() else { break };
-                views::check(&mut verdicts, frames, || self.open_view(sample, view).map(|(video, _)| video));
+                let open = || self.open_view(sample, view).map(|(video, _)| video);
+                views::check(&mut verdicts, frames, open, colour);
             }
         }
         let mut warnings = Vec::new();
@@ -106,7 +108,7 @@ impl Source for EpisodeSet {
                 }
             }
         }
-        (verdicts, warnings)
+        Checked { verdicts, warnings, colours }
     }
 
     fn findings(&self) -> Vec<Finding> {

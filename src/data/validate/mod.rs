@@ -5,8 +5,10 @@
 //! that a later pass checks what changed and no more; `clean.jsonl` and `rejects.jsonl`, whole, in the order of the
 //! index, at the end of a pass.
 
+mod colours;
 mod findings;
 
+pub(super) use colours::MeanColour;
 pub(super) use findings::Bound;
 pub use findings::{Finding, Severity};
 
@@ -49,8 +51,8 @@ pub trait Source: Sync {
     /// `no_videos`.
     fn inputs(&self, recording: &Recording<Self::Id>) -> Result<Inputs>;
 
-    /// What the loader says of each sample of a recording, and what is worth a warning beside it.
-    fn check(&self, recording: &Recording<Self::Id>) -> (Vec<Result<(), FrameFault>>, Vec<Finding>);
+    /// What the loader says of each sample of a recording.
+    fn check(&self, recording: &Recording<Self::Id>) -> Checked;
 
     /// What is to be said of the whole.
     fn findings(&self) -> Vec<Finding>;
@@ -82,6 +84,16 @@ pub struct Inputs {
     /// One a view.
     pub videos: Vec<PathBuf>,
     pub others: Vec<PathBuf>,
+}
+
+/// What a look at a recording gives.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// One a sample.
+    pub(super) verdicts: Vec<Result<(), FrameFault>>,
+    pub(super) warnings: Vec<Finding>,
+    /// Of the pictures that were decoded, one a view.
+    pub(super) colours: Vec<MeanColour>,
 }
 
 /// Why a sample cannot be trained on.
@@ -175,6 +187,7 @@ pub fn validate<S: Source>(source: &S, folder: &Path, progress: Progress<'_>) ->
     let log = Mutex::new(log);
     let (recordings, datasets) = (source.recordings(), source.datasets());
     let root = |recording: &Recording<S::Id>| datasets.get(recording.dataset).map(|metadata| metadata.root.as_path());
+    let stated: Vec<_> = datasets.iter().map(|metadata| colours::stated(&metadata.root, source.views())).collect();
     let samples = recordings.iter().map(|recording| recording.units.len()).sum::<usize>();
     let (done, reused) = (AtomicU64::new(0), AtomicU64::new(0));
     progress(0, samples as u64)?;
@@ -184,14 +197,16 @@ pub fn validate<S: Source>(source: &S, folder: &Path, progress: Progress<'_>) ->
             // Where a stop is heard: before work is begun, not after.
             progress(done.load(Ordering::Relaxed), samples as u64)?;
             let count = recording.units.len() as u64;
-            let (key, twins) = source.inputs(recording).map_or((None, None), |inputs| contents(&inputs));
+            let stated = stated.get(recording.dataset).and_then(|episodes| episodes.get(&recording.episode));
+            let stated = stated.map_or(&[][..], Vec::as_slice);
+            let (key, twins) = source.inputs(recording).map_or((None, None), |inputs| contents(&inputs, &stated));
             let verdicts = match key.as_ref().and_then(|key| known.get(key)) {
                 Some(verdicts) => {
                     reused.fetch_add(count, Ordering::Relaxed);
                     verdicts.clone()
                 }
                 None => {
-                    let verdicts = check(source, recording, key.clone(), twins, root(recording));
+                    let verdicts = check(source, recording, key.clone(), twins, stated, root(recording));
                     if key.is_some() {
                         let line = json(&verdicts)?;
                         log.lock().unwrap_or_else(PoisonError::into_inner).append(&line)?;
@@ -254,11 +269,13 @@ fn check<S: Source>(
     recording: &Recording<S::Id>,
     key: Option<String>,
     twins: Option<Finding>,
+    stated: &[Option<[f64; 3]>],
     root: Option<&Path>,
 ) -> Verdicts {
-    let (results, mut warnings) = source.check(recording);
+    let Checked { verdicts, mut warnings, colours } = source.check(recording);
     warnings.extend(twins);
-    let rejects = recording.units.iter().zip(results).enumerate().filter_map(|(at, (unit, result))| {
+    warnings.extend(colours::exchanged(recording.episode, source.views(), &colours, stated));
+    let rejects = recording.units.iter().zip(verdicts).enumerate().filter_map(|(at, (unit, result))| {
         let reject = unit.left_out.clone().or_else(|| result.err().map(|fault| Reject::of(&fault)))?;
         Some((at, Reject { place: relative(&reject.place, root), ..reject }))
     });
@@ -276,7 +293,7 @@ fn relative(place: &str, root: Option<&Path>) -> String {
 
 /// The key of a recording, absent if a file can neither be read nor is missing (it may be read the next time); and a
 /// warning if two views show one film.
-fn contents(inputs: &Inputs) -> (Option<String>, Option<Finding>) {
+fn contents(inputs: &Inputs, stated: &[Option<[f64; 3]>]) -> (Option<String>, Option<Finding>) {
     let state = |path: &PathBuf| match sha256_file(path) {
         Ok(hash) => Some(hash),
         Err(error) if error.code == "file_missing" => Some("absent".to_owned()),
@@ -290,7 +307,8 @@ fn contents(inputs: &Inputs) -> (Option<String>, Option<Finding>) {
         Some(Finding::warning(Error::data("same_video", what).at(&inputs.videos[at])))
     });
     let states: Option<Vec<String>> = videos.into_iter().chain(inputs.others.iter().map(state)).collect();
-    let key = states.map(|states| sha256_hex(format!("{VERSION}\n{}{}", inputs.records, states.join("\n")).as_bytes()));
+    let key = states
+        .map(|states| sha256_hex(format!("{VERSION}\n{}{stated:?}\n{}", inputs.records, states.join("\n")).as_bytes()));
     (key, same)
 }
 

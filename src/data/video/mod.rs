@@ -108,15 +108,19 @@ impl VideoFile {
     }
 
     /// For each window, what [`VideoFile::read_frames`] would say of it. A sound file is decoded once, however many
-    /// windows overlap, and no picture is kept.
-    pub(super) fn check_windows(&mut self, windows: &[Vec<usize>]) -> Vec<Result<(), FrameFault>> {
+    /// windows overlap. `see` is shown the pictures, those of a broken file perhaps more than once; none is kept.
+    pub(super) fn check_windows(
+        &mut self,
+        windows: &[Vec<usize>],
+        see: &mut dyn FnMut(Picture),
+    ) -> Vec<Result<(), FrameFault>> {
         let mut all: Vec<usize> = windows.iter().flatten().copied().collect();
         all.sort_unstable();
         all.dedup();
-        if windows.len() > 1 && self.restarts_anywhere(&all) && self.visit(&all, &mut drop).is_ok() {
+        if windows.len() > 1 && self.restarts_anywhere(&all) && self.visit(&all, see).is_ok() {
             return windows.iter().map(|_| Ok(())).collect();
         }
-        windows.iter().map(|window| self.visit(window, &mut drop)).collect()
+        windows.iter().map(|window| self.visit(window, see)).collect()
     }
 
     /// Whether a decoder that comes from before a sync sample is in the state of a new one there, for all sync samples
