@@ -29,7 +29,7 @@ use crate::files::{LineFile, create_folder, io_error, write_whole};
 use crate::{Error, Result};
 
 /// Version of the verdicts' file, and the code that came to them: another loader may decide otherwise.
-const VERSION: &str = concat!("validate 1 ", env!("LBVA_COMMIT"));
+const VERSION: &str = concat!("validate 1 ", env!("CARGO_PKG_VERSION"), " ", env!("LBVA_COMMIT"));
 
 /// A set of samples that can be checked, an episode at a time.
 pub trait Source: Sync {
@@ -199,7 +199,7 @@ pub fn validate<S: Source>(source: &S, folder: &Path, progress: Progress<'_>) ->
             let count = recording.units.len() as u64;
             let stated = stated.get(recording.dataset).and_then(|episodes| episodes.get(&recording.episode));
             let stated = stated.map_or(&[][..], Vec::as_slice);
-            let (key, twins) = source.inputs(recording).map_or((None, None), |inputs| contents(&inputs, &stated));
+            let (key, twins) = source.inputs(recording).map_or((None, None), |inputs| contents(&inputs, stated));
             let verdicts = match key.as_ref().and_then(|key| known.get(key)) {
                 Some(verdicts) => {
                     reused.fetch_add(count, Ordering::Relaxed);
