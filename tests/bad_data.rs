@@ -1,86 +1,13 @@
 //! One planted defect a test: each way a dataset can be broken has its own code, place and exit.
 
+mod planted;
 mod recipes;
 
 use lbva_tui::config::{DataConfig, ModelConfig, RobotLayout};
 use lbva_tui::data::video::VideoFile;
 use lbva_tui::data::{ClipId, Dataset};
 use lbva_tui::{Error, Exit};
-use parquet::data_type::{DoubleType, Int64Type};
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::parser::parse_message_type;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-const PARQUET: &str = "data/chunk-000/episode_000002.parquet";
-const VIDEO: &str = "videos/chunk-000/observation.images.eye_in_hand_rgb/episode_000002.mp4";
-const TOKENS: &str = "geometry/chunk-000/episode_000002.safetensors";
-const LFS: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 1234\n";
-
-/// A copy of the tiny dataset to break.
-struct Broken {
-    folder: tempfile::TempDir,
-    config: DataConfig,
-    model: ModelConfig,
-}
-
-impl Broken {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        copy(&recipes::repository("tests/data/robosuite_tiny_v21"), folder.path());
-        let config = recipes::data(folder.path(), &[1]);
-        Self { folder, config, model: recipes::model(true) }
-    }
-
-    fn path(&self, part: &str) -> PathBuf {
-        self.folder.path().join(part)
-    }
-
-    fn write(&self, part: &str, bytes: impl AsRef<[u8]>) {
-        std::fs::write(self.path(part), bytes).unwrap();
-    }
-
-    fn read(&self, part: &str) -> Vec<u8> {
-        std::fs::read(self.path(part)).unwrap()
-    }
-
-    fn replace(&self, part: &str, from: &str, to: &str) {
-        let text = String::from_utf8(self.read(part)).unwrap();
-        assert!(text.contains(from), "{part} has no {from}");
-        self.write(part, text.replacen(from, to, 1));
-    }
-
-    fn open_error(&self) -> Error {
-        one_line(Dataset::open(&self.config, &self.model).unwrap_err())
-    }
-
-    /// The dataset opens; this clip fails.
-    fn load_error(&self, episode: usize, start: usize) -> Error {
-        let dataset = Dataset::open(&self.config, &self.model).unwrap();
-        let clip = ClipId { episode, start };
-        let error = one_line(dataset.load(&clip).unwrap_err());
-        assert!(error.what.starts_with(&clip.to_string()), "the message names the clip: {error}");
-        error
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => std::fs::write(target, std::fs::read(entry.path()).unwrap()).unwrap(),
-        }
-    }
-}
-
-fn one_line(error: Error) -> Error {
-    assert_eq!(error.to_string().lines().count(), 1, "{error}");
-    error
-}
+use planted::{Broken, LFS, PARQUET, TOKENS, VIDEO, faststart, find_box, one_line, parquet, parquet_at, replace_bytes};
 
 #[track_caller]
 fn expect(error: &Error, exit: Exit, code: &str, place: &str) {
@@ -98,7 +25,7 @@ fn metadata_defects() {
         let broken = Broken::new();
         broken.write(part, LFS);
         let error = broken.open_error();
-        expect(&error, Exit::BadData, "not_openable", part);
+        expect(&error, Exit::BadData, "lfs_pointer", part);
         assert!(error.hint.contains("git lfs pull"), "{error}");
         broken.write(part, [0xff, 0xfe, 0x00]);
         expect(&broken.open_error(), Exit::BadData, "not_openable", part);
@@ -143,41 +70,13 @@ fn metadata_defects() {
     expect(&broken.open_error(), Exit::BadData, "unknown_task", "tasks.jsonl");
 }
 
-/// Writes columns of a schema without arrow: state and action rows of `width` values, `NaN` where told.
-fn parquet(path: &Path, rows: usize, state_width: usize, action_width: usize, poison: Option<(usize, f64)>) {
-    let schema = "message schema {
-        REQUIRED GROUP observation.state (LIST) { REPEATED GROUP list { REQUIRED DOUBLE element; } }
-        REQUIRED GROUP action (LIST) { REPEATED GROUP list { REQUIRED DOUBLE element; } }
-        REQUIRED INT64 task_index;
-    }";
-    let schema = Arc::new(parse_message_type(schema).unwrap());
-    let file = std::fs::File::create(path).unwrap();
-    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(WriterProperties::builder().build())).unwrap();
-    let mut group = writer.next_row_group().unwrap();
-    for width in [state_width, action_width] {
-        let mut values: Vec<f64> = (0..rows * width).map(|value| (value % 17) as f64 / 17.0).collect();
-        if let (Some((at, value)), true) = (poison, width == action_width) {
-            values[at] = value;
-        }
-        let repetitions: Vec<i16> = (0..rows * width).map(|at| i16::from(at % width != 0)).collect();
-        let definitions = vec![1; rows * width];
-        let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<DoubleType>().write_batch(&values, Some(&definitions), Some(&repetitions)).unwrap();
-        column.close().unwrap();
-    }
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<Int64Type>().write_batch(&vec![1; rows], None, None).unwrap();
-    column.close().unwrap();
-    group.close().unwrap();
-    writer.close().unwrap();
-}
-
 #[test]
 fn parquet_defects() {
     let broken = Broken::new();
     let whole = broken.read(PARQUET);
-    for bytes in [&b""[..], LFS.as_bytes(), b"not parquet at all", &whole[..whole.len() / 2], &whole[..whole.len() - 3]]
-    {
+    broken.write(PARQUET, LFS);
+    expect(&broken.open_error(), Exit::BadData, "lfs_pointer", PARQUET);
+    for bytes in [&b""[..], b"not parquet at all", &whole[..whole.len() / 2], &whole[..whole.len() - 3]] {
         broken.write(PARQUET, bytes);
         expect(&broken.open_error(), Exit::BadData, "not_openable", PARQUET);
     }
@@ -195,10 +94,10 @@ fn parquet_defects() {
     Dataset::open(&broken.config, &broken.model).expect("f64 columns without arrow's schema are read");
 
     // Row 5, column 2 of the action.
-    for value in [f64::NAN, f64::INFINITY, 1e300] {
+    for value in [f64::NAN, f64::INFINITY, 1e300, 1e31] {
         parquet(&broken.path(PARQUET), 134, 16, 7, Some((37, value)));
         let error = broken.open_error();
-        expect(&error, Exit::BadData, "non_finite", PARQUET);
+        expect(&error, Exit::BadData, "action_nonfinite", PARQUET);
         assert!(error.what.contains("action[2]") && error.what.contains("row 5"), "{error}");
     }
     for (state, action) in [(13, 7), (15, 7), (16, 6)] {
@@ -222,41 +121,43 @@ fn parquet_defects() {
     let renamed: Vec<u8> = replace_bytes(&broken.read(PARQUET), b"observation.state", b"observation.stale");
     broken.write(PARQUET, renamed);
     let error = broken.open_error();
-    expect(&error, Exit::BadData, "missing_column", PARQUET);
+    expect(&error, Exit::BadData, "pose_missing", PARQUET);
     assert!(error.what.contains("observation.state") && error.hint.contains("action"), "{error}");
 }
 
-fn replace_bytes(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
-    assert_eq!(from.len(), to.len());
-    let mut changed = bytes.to_vec();
-    let mut found = 0;
-    for at in 0..bytes.len() - from.len() {
-        if bytes[at..].starts_with(from) {
-            changed[at..at + to.len()].copy_from_slice(to);
-            found += 1;
-        }
+/// At 20 fps a row is 50 ms; half of that is the limit.
+#[test]
+fn rows_out_of_time() {
+    let broken = Broken::new();
+    let times = |late: f64| -> Vec<f64> {
+        (0..134).map(|row| 7.0 + f64::from(row) / 20.0 + if row < 40 { 0.0 } else { late }).collect()
+    };
+    for late in [0.0, 0.024, -0.024] {
+        parquet_at(&broken.path(PARQUET), &times(late), 16, 7, None);
+        Dataset::open(&broken.config, &broken.model).expect("a little jitter is no gap");
     }
-    assert!(found > 0);
-    changed
+    for late in [0.026, -0.026, 0.05, f64::NAN] {
+        parquet_at(&broken.path(PARQUET), &times(late), 16, 7, None);
+        let error = broken.open_error();
+        expect(&error, Exit::BadData, "timestamp_gap", PARQUET);
+        assert!(error.what.contains("in row 40"), "{error}");
+    }
 }
 
-/// Where the last box of this kind starts (`ftyp` names avc1 too); the names do not occur in the coded pictures.
-fn find_box(bytes: &[u8], kind: &[u8; 4]) -> usize {
-    bytes.windows(4).rposition(|window| window == kind).unwrap() - 4
-}
-
-/// moov in front of mdat, as `-movflags faststart` does.
-fn faststart(bytes: &[u8]) -> Vec<u8> {
-    let (moov, mdat) = (find_box(bytes, b"moov"), find_box(bytes, b"mdat"));
-    assert!(mdat < moov);
-    let mut index = bytes[moov..].to_vec();
-    let chunks = find_box(&index, b"stco") + 16;
-    let count = u32::from_be_bytes(index[chunks - 4..chunks].try_into().unwrap()) as usize;
-    for entry in index[chunks..chunks + 4 * count].chunks_mut(4) {
-        let offset = u32::from_be_bytes(entry.try_into().unwrap()) + (bytes.len() - moov) as u32;
-        entry.copy_from_slice(&offset.to_be_bytes());
+/// Both clocks of the file run at half their rate: 10 fps.
+#[test]
+fn a_video_out_of_time() {
+    let broken = Broken::new();
+    let mut slow = broken.read(VIDEO);
+    for clock in [b"mvhd", b"mdhd"] {
+        let at = find_box(&slow, clock) + 20;
+        let rate = u32::from_be_bytes(slow[at..at + 4].try_into().unwrap());
+        slow[at..at + 4].copy_from_slice(&(rate / 2).to_be_bytes());
     }
-    [&bytes[..mdat], &index, &bytes[mdat..moov]].concat()
+    broken.write(VIDEO, slow);
+    let error = broken.load_error(2, 0);
+    expect(&error, Exit::BadData, "wrong_fps", VIDEO);
+    assert!(error.what.contains("frame 1 is shown at 0.100 s, at 20 fps it is 0.050 s"), "{error}");
 }
 
 #[test]
@@ -265,12 +166,14 @@ fn a_video_that_cannot_be_opened() {
     let whole = broken.read(VIDEO);
     let text = b"this is a text file, not a video";
     let png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR";
-    for bytes in [&b""[..], b"\0", LFS.as_bytes(), text, png, &whole[..whole.len() / 2], &whole[..20]] {
+    for bytes in [&b""[..], b"\0", text, png, &whole[..whole.len() / 2], &whole[..20]] {
         broken.write(VIDEO, bytes);
         expect(&broken.load_error(2, 0), Exit::BadData, "not_openable", VIDEO);
     }
     broken.write(VIDEO, LFS);
-    assert!(broken.load_error(2, 0).hint.contains("git lfs pull"));
+    let error = broken.load_error(2, 0);
+    expect(&error, Exit::BadData, "lfs_pointer", VIDEO);
+    assert!(error.hint.contains("git lfs pull"));
     std::fs::remove_file(broken.path(VIDEO)).unwrap();
     expect(&broken.load_error(2, 0), Exit::BadData, "file_missing", VIDEO);
     std::fs::create_dir(broken.path(VIDEO)).unwrap();
@@ -429,7 +332,9 @@ fn geometry_defects() {
     let whole = broken.read(TOKENS);
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
 
-    for bytes in [&b""[..], LFS.as_bytes(), &whole[..whole.len() / 2], b"0123456789abcdef"] {
+    broken.write(TOKENS, LFS);
+    expect(&broken.load_error(2, 16), Exit::BadData, "lfs_pointer", TOKENS);
+    for bytes in [&b""[..], &whole[..whole.len() / 2], b"0123456789abcdef"] {
         broken.write(TOKENS, bytes);
         expect(&broken.load_error(2, 16), Exit::BadData, "not_openable", TOKENS);
     }

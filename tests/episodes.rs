@@ -580,7 +580,7 @@ fn broken_files_are_errors_and_never_panics() {
     }
     assert!(found > 100, "{found}");
     std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\n").unwrap();
-    assert_eq!(set.load(id(VARIED), None, None).unwrap_err().code, "not_openable");
+    assert_eq!(set.load(id(VARIED), None, None).unwrap_err().code, "lfs_pointer");
     std::fs::remove_file(&path).unwrap();
     assert_eq!(set.load(id(VARIED), None, None).unwrap_err().code, "file_missing");
 }

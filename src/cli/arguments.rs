@@ -227,6 +227,15 @@ Examples:
 One epoch is planned as it would be trained, from metadata alone; costs are FLOP by the model's
 sizes. LINGBOT_PAD_MULTIPLE wins over packing.pad_multiple.";
 
+const VALIDATE_EXAMPLES: &str = "\
+Examples:
+  lbva-tui data validate experiments/demo
+  lbva-tui data validate recipe.yaml --out verdicts/ --max-reject-share 0.01 --json
+
+Every view and every frame that training uses is decoded. Verdicts are kept by the contents of the
+files: a second pass, or one after Ctrl-C, checks what changed. Exit 0; 65 if more is rejected than
+allowed, or the dataset contradicts itself.";
+
 const REPORT_EXAMPLES: &str = "\
 Examples:
   lbva-tui report experiments/demo
@@ -425,11 +434,36 @@ pub enum Data {
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
+    /// Read every clip or episode as training does, and list those that can and cannot be trained on
+    #[command(after_help = VALIDATE_EXAMPLES)]
+    Validate(ValidateArguments),
     /// Print `q01` and `q99` of the training episodes' actions, to paste under data.actions
     Quantiles {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct ValidateArguments {
+    /// An experiment's folder, or a recipe file
+    #[arg(value_name = "EXPERIMENT_OR_RECIPE")]
+    pub path: PathBuf,
+    /// Folder for verdicts.jsonl, clean.jsonl and rejects.jsonl [default: the experiment's runs/.validate]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// The arm whose recipe reads [default: one with geometry tokens, else the baseline]
+    #[arg(long, value_name = "ARM")]
+    pub arm: Option<String>,
+    /// Exit 65 if more are rejected [default: 0, without --max-reject-share]
+    #[arg(long, value_name = "N")]
+    pub max_rejects: Option<u64>,
+    /// Exit 65 if a larger share is rejected, from 0 to 1
+    #[arg(long, value_name = "P")]
+    pub max_reject_share: Option<f64>,
+    /// Override a field of the recipe, as in data.clip_stride=8; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 }
 
 #[derive(Debug, Args)]

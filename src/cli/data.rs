@@ -1,7 +1,8 @@
-//! `data info`, `data fit-codec` and `data quantiles`; `data pack` in a file of its own.
+//! `data info`, `data fit-codec` and `data quantiles`; `data pack` and `data validate` in files of their own.
 
 use super::arguments::{Data, DataArguments, Global};
 use super::data_pack::pack_recipe;
+use super::data_validate::validate_data;
 use super::{allow_writing, data_episodes, output};
 use crate::codec::{FitSettings, FitSummary, PictureSource, fit_and_save};
 use crate::config::{self, CodecConfig, Experiment, Recipe};
@@ -24,6 +25,7 @@ pub fn data(arguments: &DataArguments, global: &Global) -> Result<Exit> {
             pack_recipe(&path.display().to_string(), recipe.lingbot("data pack")?, global.json)
         }
         Data::Quantiles { path } => quantiles(path, global),
+        Data::Validate(arguments) => validate_data(arguments, global),
     }
 }
 
@@ -117,10 +119,11 @@ pub(super) fn with_progress<T>(
     }
     // Hidden by itself where stderr is no terminal.
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} {eta}") {
+    if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} {per_sec} {eta}") {
         bar.set_style(style.progress_chars("=> "));
     }
-    let said = Mutex::new(Instant::now());
+    let begun = Instant::now();
+    let said = Mutex::new(begun);
     let result = work(&|done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -131,7 +134,11 @@ pub(super) fn with_progress<T>(
             *said = Instant::now();
             output::note(match total {
                 0 => format!("{what}: waiting for another process"),
-                _ => format!("{what}: {done} of {total}"),
+                _ => {
+                    let rate = done as f64 / begun.elapsed().as_secs_f64().max(1e-3);
+                    let left = total.saturating_sub(done) as f64 / rate.max(1e-3);
+                    format!("{what}: {done} of {total}, {rate:.1}/s, {left:.0} s left")
+                }
             });
         }
         Ok(())

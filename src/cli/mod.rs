@@ -9,6 +9,7 @@ mod chosen;
 mod data;
 mod data_episodes;
 pub mod data_pack;
+mod data_validate;
 mod device;
 mod lines;
 mod metrics;

@@ -3,6 +3,8 @@
 //! A clip is (episode, start). Frames are `start + k * frame_skip`; the order is fixed: by episode, then by start.
 //! Training, validation and checks all read clips through [`Dataset::load`].
 
+mod check;
+
 use rayon::prelude::*;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -101,7 +103,8 @@ struct Episode {
     index: usize,
     length: usize,
     prompt: String,
-    rows: RobotRows,
+    /// Why there are none, in a dataset that was opened [with its faults](Dataset::open_with_faults).
+    rows: Result<RobotRows>,
     /// Hash over the video files of the recipe's views, once somebody asked for it.
     videos: OnceLock<String>,
 }
@@ -142,6 +145,19 @@ impl Dataset {
     /// Those of [`Metadata::open`] and of the parquet files; `missing_view`, `wrong_size`, `unknown_episode`,
     /// `empty_split`, `unknown_task`, `geometry_missing`, `geometry_mismatch`, `bad_window`.
     pub fn open(config: &DataConfig, model: &ModelConfig) -> Result<Self> {
+        Self::read(config, model, false)
+    }
+
+    /// The same, but an episode whose rows or task are broken keeps its clips: each of them fails to load, with that
+    /// error. For a check of everything; statistics are of the sound episodes.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::open`] that are not about one episode.
+    pub fn open_with_faults(config: &DataConfig, model: &ModelConfig) -> Result<Self> {
+        Self::read(config, model, true)
+    }
+
+    fn read(config: &DataConfig, model: &ModelConfig, with_faults: bool) -> Result<Self> {
         let metadata = Metadata::open(&config.dataset)?;
         let action_skip = check_window(config, model)?;
         let size = picture_size(&metadata, config)?;
@@ -152,15 +168,15 @@ impl Dataset {
             .episodes
             .par_iter()
             .map(|record| {
-                let rows = robot::read(&metadata, &config.robot, record.episode_index, record.length)?;
-                let prompt = prompt(&metadata, record.episode_index, rows.task_index)?;
-                Ok(Episode {
-                    index: record.episode_index,
-                    length: record.length,
-                    prompt,
-                    rows,
-                    videos: OnceLock::new(),
-                })
+                let (index, length) = (record.episode_index, record.length);
+                let read = robot::read(&metadata, &config.robot, index, length)
+                    .and_then(|rows| Ok((prompt(&metadata, index, rows.task_index)?, rows)));
+                let (prompt, rows) = match read {
+                    Ok((prompt, rows)) => (prompt, Ok(rows)),
+                    Err(error) if with_faults => (String::new(), Err(error)),
+                    Err(error) => return Err(error),
+                };
+                Ok(Episode { index, length, prompt, rows, videos: OnceLock::new() })
             })
             .collect();
         let episodes = read.into_iter().collect::<Result<Vec<_>>>()?;
@@ -182,10 +198,11 @@ impl Dataset {
                     .hint("move episodes to the other side, or shorten the clip"));
             }
         }
-        let training = || episodes.iter().filter(|episode| !held_out(episode));
+        let training =
+            || episodes.iter().filter(|episode| !held_out(episode)).filter_map(|episode| episode.rows.as_ref().ok());
         let statistics = Statistics::of(
-            training().flat_map(|episode| &episode.rows.poses).collect::<Vec<_>>().into_iter(),
-            training().flat_map(|episode| &episode.rows.actions).collect::<Vec<_>>().into_iter(),
+            training().flat_map(|rows| &rows.poses).collect::<Vec<_>>().into_iter(),
+            training().flat_map(|rows| &rows.actions).collect::<Vec<_>>().into_iter(),
         );
         Ok(Self {
             metadata,
@@ -381,24 +398,31 @@ impl Dataset {
     }
 
     fn read_numbers(&self, clip: &ClipId) -> Result<ClipSample> {
+        self.numbers(clip, || self.geometry_in_use().map(|cache| cache.load(clip.episode, clip.start)).transpose())
+    }
+
+    /// The token cache, if the recipe's branch reads it.
+    fn geometry_in_use(&self) -> Option<&GeometryCache> {
+        self.geometry.as_ref().filter(|_| self.geometry_enabled)
+    }
+
+    fn numbers(&self, clip: &ClipId, tokens: impl FnOnce() -> Result<Option<Vec<f32>>>) -> Result<ClipSample> {
         let span = span(&self.config);
         let episode = self
             .episode(clip.episode)
             .filter(|episode| clip.start.checked_add(span).is_some_and(|last| last < episode.length))
             .ok_or_else(|| self.unknown_clip())?;
+        let rows = episode.rows.as_ref().map_err(Clone::clone)?;
         let (proprio, proprio_mask) = arm_rows(self.proprio_dim, &self.frame_numbers(clip), |frame| {
-            episode.rows.poses.get(frame).map(|row| self.statistics.normalise_pose(row))
+            rows.poses.get(frame).map(|row| self.statistics.normalise_pose(row))
         })?;
         // With an action skip, the last action of each group stands for the group.
         let steps: Vec<usize> =
             (1..=span / self.action_skip).map(|group| clip.start + group * self.action_skip - 1).collect();
         let (action, action_mask) = arm_rows(self.action_dim, &steps, |frame| {
-            episode.rows.actions.get(frame).map(|row| self.statistics.normalise_action(row))
+            rows.actions.get(frame).map(|row| self.statistics.normalise_action(row))
         })?;
-        let geometry = match &self.geometry {
-            Some(cache) if self.geometry_enabled => Some(cache.load(clip.episode, clip.start)?),
-            _ => None,
-        };
+        let geometry = tokens()?;
         Ok(ClipSample {
             clip: *clip,
             frames: Vec::new(),
@@ -418,8 +442,7 @@ impl Dataset {
     pub fn probe(&self) -> Vec<Error> {
         let views = |episode: &Episode| -> Vec<Error> {
             let open = |view: &String| views::open(&self.metadata, view, episode.index, self.size).err();
-            let geometry = self.geometry.as_ref().filter(|_| self.geometry_enabled);
-            let first_tokens = geometry.and_then(|cache| cache.load(episode.index, 0).err());
+            let first_tokens = self.geometry_in_use().and_then(|cache| cache.load(episode.index, 0).err());
             self.config.views.iter().filter_map(open).chain(first_tokens).collect()
         };
         self.episodes.par_iter().flat_map_iter(views).collect()

@@ -28,7 +28,7 @@ impl<'a> ColumnFile<'a> {
     /// Opens a file and reads its footer.
     ///
     /// # Errors
-    /// `file_missing`; `not_openable` if it is empty, cut off, a Git LFS pointer or no parquet file.
+    /// `file_missing`; `lfs_pointer`; `not_openable` if it is empty, cut off or no parquet file.
     pub fn open(path: &'a Path) -> Result<Self> {
         let broken = |why: String| {
             Error::data("not_openable", format!("parquet file cannot be opened: {why}"))
@@ -54,6 +54,18 @@ impl<'a> ColumnFile<'a> {
         let reader = SerializedFileReader::new(file)
             .map_err(|error| broken(format!("{error}, so it was cut off or is corrupt")))?;
         Ok(Self { path, reader })
+    }
+
+    /// Reads a column that a dataset need not have.
+    ///
+    /// # Errors
+    /// `not_openable` if its pages are corrupt.
+    pub fn read_optional(&self, name: &str) -> Result<Option<Column>> {
+        match self.read(name) {
+            Ok(column) => Ok(Some(column)),
+            Err(error) if matches!(error.code, "missing_column" | "wrong_type") => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Rows of the file.

@@ -100,9 +100,17 @@ impl GeometryCache {
     /// Only the row of exactly that frame is used: nothing of a later frame may enter.
     ///
     /// # Errors
-    /// `token_missing` (no file, no such frame, or a row of another frame), `not_openable`, `token_shape`,
+    /// `token_missing` (no file, no such frame, or a row of another frame), `lfs_pointer`, `not_openable`, `token_shape`,
     /// `token_nonfinite`.
     pub fn load(&self, episode: usize, start: usize) -> Result<Vec<f32>> {
+        self.open_file(episode)?.row(start)
+    }
+
+    /// Reads an episode's file, for more than one of its rows.
+    ///
+    /// # Errors
+    /// `token_missing`, `lfs_pointer`, `not_openable`.
+    pub(super) fn open_file(&self, episode: usize) -> Result<TokenFile<'_>> {
         let path = self.file(episode);
         let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::data("token_missing", "file of geometry tokens is missing").at(&path),
@@ -111,14 +119,29 @@ impl GeometryCache {
         if is_lfs_pointer(&bytes) {
             return Err(lfs_pointer(&path));
         }
+        Ok(TokenFile { cache: self, path, bytes })
+    }
+}
+
+/// The geometry tokens of one episode.
+pub(super) struct TokenFile<'a> {
+    cache: &'a GeometryCache,
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl TokenFile<'_> {
+    /// As [`GeometryCache::load`].
+    pub fn row(&self, start: usize) -> Result<Vec<f32>> {
+        let Self { cache, path, bytes } = self;
         let broken = |error: safetensors::SafeTensorError| {
-            Error::data("not_openable", format!("geometry tokens cannot be read: {error}")).at(&path)
+            Error::data("not_openable", format!("geometry tokens cannot be read: {error}")).at(path)
         };
-        let tensors = SafeTensors::deserialize(&bytes).map_err(broken)?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(broken)?;
         let tokens = tensors.tensor("tokens").map_err(broken)?;
         let frames = tensors.tensor("frames").map_err(broken)?;
 
-        let per_frame = [self.tokens_per_frame(), self.info.dim];
+        let per_frame = [cache.tokens_per_frame(), cache.info.dim];
         let rows = frames.shape().first().copied().unwrap_or(0);
         if frames.dtype() != Dtype::I64
             || frames.shape().len() != 1
@@ -134,16 +157,16 @@ impl GeometryCache {
                 per_frame[0],
                 per_frame[1]
             );
-            return Err(Error::data("token_shape", what).at(&path));
+            return Err(Error::data("token_shape", what).at(path));
         }
 
-        let missing = |what: String| Error::data("token_missing", what).at(&path);
-        if !start.is_multiple_of(self.info.frame_stride) {
-            let stride = self.info.frame_stride;
+        let missing = |what: String| Error::data("token_missing", what).at(path);
+        if !start.is_multiple_of(cache.info.frame_stride) {
+            let stride = cache.info.frame_stride;
             return Err(missing(format!("tokens exist for every {stride}th frame, not for frame {start}"))
                 .hint("set data.clip_stride to a multiple of the cache's frame_stride"));
         }
-        let row = start / self.info.frame_stride;
+        let row = start / cache.info.frame_stride;
         let cached = frames
             .data()
             .chunks_exact(8)
@@ -164,7 +187,7 @@ impl GeometryCache {
         // A branch that starts at zero does not hide an infinity: 0 x inf is NaN.
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
             let what = format!("token {} of frame {start} has the value {}", at / per_frame[1], values[at]);
-            return Err(Error::data("token_nonfinite", what).at(&path).hint("make the token cache again"));
+            return Err(Error::data("token_nonfinite", what).at(path).hint("make the token cache again"));
         }
         Ok(values)
     }

@@ -66,7 +66,11 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-fn sha256_file(path: &Path) -> Result<String> {
+/// SHA-256 of a file's content.
+///
+/// # Errors
+/// `file_missing`, `not_openable`.
+pub(super) fn sha256_file(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => Error::data("file_missing", "file of the dataset is missing").at(path),
         _ => Error::data("not_openable", format!("file cannot be read: {error}")).at(path),

@@ -102,7 +102,7 @@ impl Metadata {
     /// Reads `meta/` of a dataset.
     ///
     /// # Errors
-    /// `dataset_missing`, `file_missing`, `not_openable`, `broken_json` (file and line), `unknown_version`,
+    /// `dataset_missing`, `file_missing`, `lfs_pointer`, `not_openable`, `broken_json` (file and line), `unknown_version`,
     /// `broken_metadata` (a value that cannot be).
     pub fn open(root: &Path) -> Result<Self> {
         if !root.is_dir() {
@@ -219,7 +219,7 @@ fn read_episodes(path: &Path) -> Result<Vec<EpisodeRecord>> {
 /// Reads a metadata file.
 ///
 /// # Errors
-/// `file_missing`; `not_openable` if it is a Git LFS pointer, no text or cannot be read.
+/// `file_missing`; `lfs_pointer`; `not_openable` if it is no text or cannot be read.
 pub(super) fn read_text(path: &Path) -> Result<String> {
     let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => Error::data("file_missing", "metadata file is missing").at(path),
@@ -238,7 +238,7 @@ pub(super) fn is_lfs_pointer(bytes: &[u8]) -> bool {
 
 /// The error for a file that was never fetched.
 pub(super) fn lfs_pointer(path: &Path) -> Error {
-    Error::data("not_openable", "file is a Git LFS pointer, not the file itself").at(path).hint("run `git lfs pull`")
+    Error::data("lfs_pointer", "file is a Git LFS pointer, not the file itself").at(path).hint("run `git lfs pull`")
 }
 
 /// Parses JSON; `before` lines stand before the text in its file.

@@ -12,8 +12,10 @@ mod identity;
 pub mod info;
 pub mod lerobot;
 mod robot;
+mod rows;
 mod statistics;
 mod text;
+pub mod validate;
 pub mod video;
 mod views;
 

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::columns::{Column, ColumnFile};
 use super::lerobot::Metadata;
+use super::rows;
 use crate::config::RobotLayout;
 use crate::{Error, Result};
 
@@ -24,17 +25,16 @@ pub(super) struct RobotRows {
 /// Reads state, action and task of an episode.
 ///
 /// # Errors
-/// Those of [`ColumnFile`]; `wrong_row_count` against `meta/episodes.jsonl`; `non_finite` with column and row;
-/// `column_out_of_range` if the recipe's layout does not fit the columns.
+/// Those of [`ColumnFile`] and [`rows::check`]; `pose_missing`, `action_missing` for an absent column;
+/// `pose_nonfinite`, `action_nonfinite` with column and row; `column_out_of_range` if the recipe's layout does not fit the columns.
 pub(super) fn read(metadata: &Metadata, layout: &RobotLayout, episode: usize, length: usize) -> Result<RobotRows> {
     let path = metadata.data_file(episode)?;
     let file = ColumnFile::open(&path)?;
-    if file.rows() != length {
-        let what = format!("parquet file has {} rows, meta/episodes.jsonl says {length}", file.rows());
-        return Err(Error::data("wrong_row_count", what).at(&path).hint("copy the dataset again from its source"));
-    }
-    let state = finite(&path, "observation.state", file.read("observation.state")?)?;
-    let action = finite(&path, "action", file.read("action")?)?;
+    rows::check(&file, &path, length, metadata.fps)?;
+    let state = file.read("observation.state").map_err(|error| rows::missing(error, "pose_missing"))?;
+    let state = finite(&path, "observation.state", state, "pose_nonfinite")?;
+    let action = file.read("action").map_err(|error| rows::missing(error, "action_missing"))?;
+    let action = finite(&path, "action", action, "action_nonfinite")?;
     let tasks = file.read("task_index")?;
 
     let in_range = |field: &str, first: usize, count: usize, column: &Column, name: &str| {
@@ -66,13 +66,16 @@ pub(super) fn read(metadata: &Metadata, layout: &RobotLayout, episode: usize, le
     })
 }
 
-fn finite(path: &Path, name: &str, column: Column) -> Result<Column> {
-    match column.values.iter().position(|value| !value.is_finite() || value.abs() > f64::from(f32::MAX)) {
+/// Larger values are refused as infinite ones are: normalised by a range of its least width, 1e-6, they would be.
+const LARGEST: f64 = 1e30;
+
+fn finite(path: &Path, name: &str, column: Column, code: &'static str) -> Result<Column> {
+    match column.values.iter().position(|value| !value.is_finite() || value.abs() > LARGEST) {
         None => Ok(column),
         Some(at) => {
             let (row, index) = (at / column.width, at % column.width);
             let what = format!("column {name}[{index}] is {} in row {row}", column.values[at]);
-            Err(Error::data("non_finite", what).at(path).hint("repair the episode, or leave it out"))
+            Err(Error::data(code, what).at(path).hint("repair the episode, or leave it out"))
         }
     }
 }

@@ -2,7 +2,8 @@
 //! as numbers.
 
 use super::lerobot::Metadata;
-use super::video::VideoFile;
+use super::validate::MeanColour;
+use super::video::{FrameFault, VideoFile};
 use crate::codec::Extent;
 use crate::{Error, Result};
 
@@ -25,10 +26,10 @@ pub(super) fn stated_size(metadata: &Metadata, view: &str) -> Result<(usize, usi
         .ok_or_else(|| Error::data("broken_metadata", format!("the size of video {view} is not stated")).at(&path))
 }
 
-/// Opens one video and compares its size (height, width) and length with what the dataset says.
+/// Opens one video and compares its size (height, width), length and times with what the dataset says.
 ///
 /// # Errors
-/// Those of [`VideoFile::open`]; `wrong_size`, `too_short`, `too_long`.
+/// Those of [`VideoFile::open`]; `wrong_size`, `too_short`, `too_long`, `wrong_fps`.
 pub(super) fn open(metadata: &Metadata, view: &str, episode: usize, size: (usize, usize)) -> Result<VideoFile> {
     let path = metadata.video_file(view, episode)?;
     let video = VideoFile::open(&path)?;
@@ -44,7 +45,35 @@ pub(super) fn open(metadata: &Metadata, view: &str, episode: usize, size: (usize
         let what = format!("video has {frames} frames, the episode {length}");
         return Err(Error::data(code, what).at(&path).hint("is it another episode's, or cut off?"));
     }
+    if let Some((frame, seconds)) = video.frame_out_of_time(metadata.fps) {
+        let (fps, expected) = (metadata.fps, frame as f64 / metadata.fps);
+        let what = format!("frame {frame} is shown at {seconds:.3} s, at {fps} fps it is {expected:.3} s");
+        return Err(Error::data("wrong_fps", what).at(&path).hint("encode it again at the rate of its dataset"));
+    }
     Ok(video)
+}
+
+/// Opens and decodes one view for all samples that nothing was found against yet, and notes what is wrong with it;
+/// `frames` are those of the sample at a place in `verdicts`.
+pub(super) fn check(
+    verdicts: &mut [Result<(), FrameFault>],
+    frames: impl Fn(usize) -> Vec<usize>,
+    open: impl FnOnce() -> Result<VideoFile>,
+    colour: &mut MeanColour,
+) {
+    let sound: Vec<usize> = (0..verdicts.len()).filter(|at| verdicts[*at].is_ok()).collect();
+    if sound.is_empty() {
+        return;
+    }
+    match open() {
+        Err(error) => sound.iter().for_each(|at| verdicts[*at] = Err(error.clone().into())),
+        Ok(mut video) => {
+            let windows: Vec<Vec<usize>> = sound.iter().map(|at| frames(*at)).collect();
+            for (at, verdict) in sound.iter().zip(video.check_windows(&windows, &mut |picture| colour.add(&picture))) {
+                verdicts[*at] = verdict;
+            }
+        }
+    }
 }
 
 /// Some frames of one view.

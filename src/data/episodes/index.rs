@@ -74,6 +74,8 @@ pub struct Excluded {
     pub what: String,
     /// The view whose file is missing, if it is about one.
     pub view: Option<String>,
+    /// `segment_missing`, `segment_out_of_range` or `latent_missing`.
+    pub code: &'static str,
     pub reason: String,
     pub path: PathBuf,
 }
@@ -161,6 +163,7 @@ impl Index {
             self.excluded.push(Excluded {
                 what: EpisodeId { dataset: name, episode, segment: None }.to_string(),
                 view: None,
+                code: "segment_missing",
                 reason: "it has no action_config".into(),
                 path: episodes_file(),
             });
@@ -177,19 +180,19 @@ impl Index {
         for (start, end, prompt) in units {
             let segment = (config.sample == SampleUnit::Segment).then_some((start, end));
             let id = EpisodeId { dataset: name, episode, segment };
-            let mut leave_out = |view: Option<&String>, reason: String, path: PathBuf| {
-                self.excluded.push(Excluded { what: id.to_string(), view: view.cloned(), reason, path });
+            let mut leave_out = |view: Option<&String>, code, reason: String, path: PathBuf| {
+                self.excluded.push(Excluded { what: id.to_string(), view: view.cloned(), code, reason, path });
             };
             if start >= end || end > record.length {
                 let reason = format!("frames {start} to {end} are none of its {}", record.length);
-                leave_out(None, reason, episodes_file());
+                leave_out(None, "segment_out_of_range", reason, episodes_file());
                 continue;
             }
             if let Some(files) = files {
                 let missing = config.views.iter().find(|view| !files.has(metadata, view, episode, (start, end)));
                 if let Some(view) = missing {
                     let path = latent_file(metadata, view, episode, (start, end));
-                    leave_out(Some(view), format!("no latent file of {view}"), path);
+                    leave_out(Some(view), "latent_missing", format!("no latent file of {view}"), path);
                     continue;
                 }
                 self.contents.push(OnceLock::new());

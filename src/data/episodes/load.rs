@@ -14,8 +14,8 @@ use super::{EpisodeId, EpisodeSet, VIDEO_FRAMES};
 use crate::codec::{CHANNELS, Extent, LatentCache, LatentCodec, SPACE_STRIDE, encode_pieces};
 use crate::config::LatentSource;
 use crate::data::columns::ColumnFile;
-use crate::data::video::Picture;
-use crate::data::{sha256_hex, views};
+use crate::data::video::{Picture, VideoFile};
+use crate::data::{rows, sha256_hex, views};
 use crate::{Error, Result};
 
 /// All that training or validation needs of one sample: F latent frames, A action channels, n actions a frame.
@@ -56,11 +56,11 @@ struct Facts {
 }
 
 /// What latent files hold.
-struct Published {
+pub(super) struct Published {
     latent: Vec<f32>,
-    first_frame: usize,
+    pub first_frame: usize,
     /// Hash and rows; absent if the recipe takes its text from elsewhere.
-    text: Option<(String, Arc<[f32]>)>,
+    pub text: Option<(String, Arc<[f32]>)>,
 }
 
 impl EpisodeSet {
@@ -148,20 +148,27 @@ impl EpisodeSet {
 
     /// Actions and mask, both [A, F, n].
     fn actions(&self, sample: &Sample, first_frame: usize) -> Result<(Vec<f32>, Vec<f32>)> {
-        let rows = self.action_rows(sample, first_frame)?;
-        actions::channels(&rows, &self.config.actions, self.action_dim, sample.frames, self.actions_per_frame())
+        self.channels(sample, &self.action_rows(sample, first_frame)?)
+    }
+
+    pub(super) fn channels(&self, sample: &Sample, rows: &Rows) -> Result<(Vec<f32>, Vec<f32>)> {
+        actions::channels(rows, &self.config.actions, self.action_dim, sample.frames, self.actions_per_frame())
     }
 
     /// The sample's action rows from `first_frame` on, made relative where the robot asks for it.
     pub(super) fn action_rows(&self, sample: &Sample, first_frame: usize) -> Result<Rows> {
-        let path = self.index.datasets[sample.dataset].data_file(sample.id.episode)?;
-        let column = ColumnFile::open(&path)?.read("action")?;
+        let metadata = &self.index.datasets[sample.dataset];
+        let path = metadata.data_file(sample.id.episode)?;
+        let file = ColumnFile::open(&path)?;
+        let column = file.read("action").map_err(|error| rows::missing(error, "action_missing"))?;
         let count = column.values.len() / column.width.max(1);
         if count < sample.end || first_frame < sample.start {
             let (start, end) = (sample.start, sample.end);
             let what = format!("action has {count} rows, the sample takes {start} to {end} from {first_frame} on");
             return Err(Error::data("action_rows", what).at(&path).hint("copy the dataset again from its source"));
         }
+        let length = metadata.episode(sample.id.episode).map_or(count, |record| record.length);
+        rows::check(&file, &path, length, metadata.fps)?;
         let values = column.values.get(first_frame * column.width..sample.end * column.width).unwrap_or_default();
         Rows { width: column.width, values: values.to_vec() }
             .prepare(&self.config.actions, self.config.tile, first_frame)
@@ -229,13 +236,22 @@ impl EpisodeSet {
         view: usize,
         frames: std::ops::Range<usize>,
     ) -> Result<(Vec<Picture>, Extent)> {
-        let region = self.view_region(view)?;
-        let (height, width) = (region.height * SPACE_STRIDE, region.width * SPACE_STRIDE);
-        let metadata = &self.index.datasets[sample.dataset];
-        let mut video = views::open(metadata, &self.config.views[view], sample.id.episode, (height, width))?;
+        let (mut video, (height, width)) = self.open_view(sample, view)?;
         let extent = Extent { frames: frames.len(), height, width };
-        let numbers: Vec<usize> = frames.map(|frame| sample.start + frame * self.config.frame_stride).collect();
-        Ok((video.read_frames(&numbers)?, extent))
+        Ok((video.read_frames(&self.frame_numbers(sample, frames))?, extent))
+    }
+
+    /// The video of a view and its (height, width) in pixels.
+    pub(super) fn open_view(&self, sample: &Sample, view: usize) -> Result<(VideoFile, (usize, usize))> {
+        let region = self.view_region(view)?;
+        let size = (region.height * SPACE_STRIDE, region.width * SPACE_STRIDE);
+        let metadata = &self.index.datasets[sample.dataset];
+        Ok((views::open(metadata, &self.config.views[view], sample.id.episode, size)?, size))
+    }
+
+    /// Source frames of frames that are counted in the sample's video.
+    pub(super) fn frame_numbers(&self, sample: &Sample, frames: std::ops::Range<usize>) -> Vec<usize> {
+        frames.map(|frame| sample.start + frame * self.config.frame_stride).collect()
     }
 
     /// Hash of all that decides what is taken from a sample's latent files.
@@ -322,7 +338,7 @@ impl EpisodeSet {
         self.region(view).ok_or_else(|| Error::crash(format!("there is no view {view}")))
     }
 
-    fn read_files(&self, sample: &Sample) -> Result<Published> {
+    pub(super) fn read_files(&self, sample: &Sample) -> Result<Published> {
         let files = (0..self.config.views.len()).map(|view| self.open_file(sample, view));
         let mut files = files.collect::<Result<Vec<LatentFile>>>()?;
         let latent = self.tile(sample, files.iter_mut().map(LatentFile::latents))?;

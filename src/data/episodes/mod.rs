@@ -5,6 +5,7 @@
 //! the files published with a dataset, or from its videos through the recipe's codec.
 
 mod actions;
+mod check;
 mod content;
 mod index;
 mod latent_file;

@@ -91,7 +91,7 @@ impl TorchFile {
     /// Opens a file and reads its pickle; no numbers of tensors.
     ///
     /// # Errors
-    /// `file_missing`; `not_openable` (a Git LFS pointer, no permission); `pickle_refused`, naming the callable;
+    /// `file_missing`; `lfs_pointer`; `not_openable` (no permission); `pickle_refused`, naming the callable;
     /// `latent_corrupt`.
     pub fn open(path: &Path) -> Result<Self> {
         let unreadable = |error: std::io::Error| match error.kind() {

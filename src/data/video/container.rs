@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{Cursor, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use crate::data::lerobot::lfs_pointer;
 use crate::{Error, Result};
 
 /// Samples one file may have: 20 hours at 50 fps. A corrupt table that claims more is refused before memory is taken.
@@ -36,6 +37,8 @@ pub(super) struct SampleTable {
     pub samples: Vec<Sample>,
     /// Frame number -> index into `samples`: composition order, without what the edit list cuts away.
     pub shown: Vec<usize>,
+    /// Units of the track's time base in a second.
+    pub timescale: u32,
     /// Coded size in pixels as the container states it.
     pub width: usize,
     pub height: usize,
@@ -52,7 +55,7 @@ fn not_openable(path: &Path, why: impl std::fmt::Display) -> Error {
 /// Reads the sample table of the first video track.
 ///
 /// # Errors
-/// `not_openable` if the file is no MP4 with a whole `moov`; `wrong_codec` if its video is not H.264.
+/// `lfs_pointer`; `not_openable` if the file is no MP4 with a whole `moov`; `wrong_codec` if its video is not H.264.
 pub(super) fn read(file: &mut File, path: &Path) -> Result<SampleTable> {
     let length = file.metadata().map_err(|error| not_openable(path, error))?.len();
     let moov = read_moov(file, path, length)?;
@@ -72,7 +75,7 @@ fn read_moov(file: &mut File, path: &Path, length: u64) -> Result<Vec<u8>> {
         file.read_exact(&mut header[..8]).map_err(io)?;
         let kind = [header[4], header[5], header[6], header[7]];
         if first && header.starts_with(b"version ") {
-            return Err(not_openable(path, "it is a Git LFS pointer, not the file itself").hint("run `git lfs pull`"));
+            return Err(lfs_pointer(path));
         }
         if first && &kind != b"ftyp" {
             return Err(not_openable(path, "it is not an MP4 file"));
@@ -216,6 +219,7 @@ fn video_track(moov: &[u8], file_length: u64) -> Result<SampleTable, Fault> {
         return Ok(SampleTable {
             samples,
             shown,
+            timescale: header.timescale,
             width: entry.width,
             height: entry.height,
             parameter_sets: entry.parameter_sets,

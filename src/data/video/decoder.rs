@@ -20,19 +20,20 @@ pub(super) enum Fault {
     Decoder(String),
 }
 
-/// Feeds `samples` (length-prefixed NAL units, the first one a sync sample) and returns the pictures whose place in
-/// the output order is marked in `wanted`; `wanted` is as long as `samples`.
+/// Feeds `samples` (length-prefixed NAL units, the first one a sync sample) and hands on the pictures whose place in
+/// the output order is marked in `wanted`; `wanted` is as long as `samples`. Pictures come before a fault is known.
 pub(super) fn decode(
     parameter_sets: &[Vec<u8>],
     nal_length_size: usize,
     samples: &[&[u8]],
     wanted: &[bool],
-) -> Result<Vec<Picture>, Fault> {
+    each: &mut dyn FnMut(Picture),
+) -> Result<(), Fault> {
     let unusable = |error: openh264::Error| Fault::Decoder(describe(&error));
     let mut decoder =
         Decoder::with_api_config(OpenH264API::from_source(), DecoderConfig::new().flush_after_decode(Flush::NoFlush))
             .map_err(unusable)?;
-    let mut output = Output { wanted, pictures: Vec::new(), count: 0 };
+    let mut output = Output { wanted, each, count: 0 };
     let mut packet = Vec::new();
     for (fed, sample) in samples.iter().enumerate() {
         packet.clear();
@@ -55,19 +56,19 @@ pub(super) fn decode(
     if output.count != samples.len() {
         return Err(Fault::Count { fed: samples.len(), pictures: output.count });
     }
-    Ok(output.pictures)
+    Ok(())
 }
 
 struct Output<'a> {
     wanted: &'a [bool],
-    pictures: Vec<Picture>,
+    each: &'a mut dyn FnMut(Picture),
     count: usize,
 }
 
 impl Output<'_> {
     fn take(&mut self, decoded: &DecodedYUV<'_>) -> Result<(), String> {
         if self.wanted.get(self.count).copied().unwrap_or(false) {
-            self.pictures.push(copy(decoded)?);
+            (self.each)(copy(decoded)?);
         }
         self.count += 1;
         Ok(())
@@ -84,6 +85,21 @@ fn append(packet: &mut Vec<u8>, unit: &[u8]) {
     packet.extend_from_slice(unit);
 }
 
+/// The NAL units of a sample up to the first that is cut off.
+pub(super) fn units(sample: &[u8], nal_length_size: usize) -> impl Iterator<Item = &[u8]> {
+    let mut rest = sample;
+    std::iter::from_fn(move || {
+        let (prefix, after) = rest.split_at_checked(nal_length_size)?;
+        let (unit, after) = after.split_at_checked(be_length(prefix))?;
+        rest = after;
+        Some(unit)
+    })
+}
+
+fn be_length(prefix: &[u8]) -> usize {
+    prefix.iter().fold(0, |value, byte| value << 8 | usize::from(*byte))
+}
+
 /// Replaces each length prefix by a start code (ISO/IEC 14496-15 5.3 -> ITU-T H.264 annex B).
 fn append_sample(packet: &mut Vec<u8>, sample: &[u8], nal_length_size: usize) -> Result<(), String> {
     let mut rest = sample;
@@ -91,8 +107,7 @@ fn append_sample(packet: &mut Vec<u8>, sample: &[u8], nal_length_size: usize) ->
         let Some((prefix, after)) = rest.split_at_checked(nal_length_size) else {
             return Err("a NAL unit's length is cut off".into());
         };
-        let length = prefix.iter().fold(0_usize, |value, byte| value << 8 | usize::from(*byte));
-        let Some((unit, after)) = after.split_at_checked(length) else {
+        let Some((unit, after)) = after.split_at_checked(be_length(prefix)) else {
             return Err("a NAL unit is longer than its sample".into());
         };
         append(packet, unit);
