@@ -225,7 +225,7 @@ Examples:
   lbva-tui data pack recipe.yaml --set packing.ranks=64 --set train.accumulate=2 --json
 
 One epoch is planned as it would be trained, from metadata alone; costs are FLOP by the model's
-sizes. LINGBOT_PAD_MULTIPLE wins over packing.pad_multiple.";
+sizes. LINGBOT_PAD_MULTIPLE wins over the file, and --set over both.";
 
 const VALIDATE_EXAMPLES: &str = "\
 Examples:

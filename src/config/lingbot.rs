@@ -165,7 +165,8 @@ pub struct PackingConfig {
     pub kind: PackingKind,
     /// Processes that share a step. Training in this version runs one; statistics show any number.
     pub ranks: usize,
-    /// `bucket`: frames are padded to a multiple of this many latent frames; `LINGBOT_PAD_MULTIPLE` wins over it.
+    /// `bucket`: frames are padded to a multiple of this many latent frames; `LINGBOT_PAD_MULTIPLE` wins over
+    /// the file and is part of the run: resume with the same one.
     pub pad_multiple: usize,
     /// `bucket`: batches whose episodes are sorted by length together.
     pub pool_factor: usize,
