@@ -163,7 +163,7 @@ pub enum LossMean {
 #[serde(deny_unknown_fields)]
 pub struct PackingConfig {
     pub kind: PackingKind,
-    /// Processes that share a step. Training in this version runs one; statistics show any number.
+    /// Ranks that share a step. In this version one process does the work of all, one after another.
     pub ranks: usize,
     /// `bucket`: frames are padded to a multiple of this many latent frames; `LINGBOT_PAD_MULTIPLE` wins over
     /// the file and is part of the run: resume with the same one.
