@@ -2,6 +2,8 @@
 //! killed many times from one that never was. And the softer ends: SIGTERM in a save, a full disk, a folder that cannot
 //! be written.
 
+mod small_disk;
+
 use lbva_tui::codec::{FitSettings, LinearCodec, PictureSource};
 use lbva_tui::config::{CodecConfig, Recipe};
 use lbva_tui::data::{Dataset, EpisodeSet};
@@ -11,6 +13,7 @@ use lbva_tui::runlog::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use small_disk::SmallDisk;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -442,34 +445,6 @@ fn a_save_that_does_not_fit_ends_the_run_and_costs_nothing_already_saved() {
     assert_eq!(experiment.finish().status.code(), Some(0));
     // The stop at step 2 is a save at its interval, so even the checkpoints kept are the same ones.
     experiment.equals(&fixture.undisturbed());
-}
-
-/// A small file system of its own, unmounted at the end.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// `None`, loudly, where this user may not mount.
-    fn mount(at: &Path, options: &str) -> Option<Self> {
-        fs::create_dir_all(at).unwrap();
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).output();
-        if mounted.is_ok_and(|output| output.status.success()) {
-            return Some(Self(at.to_owned()));
-        }
-        eprintln!("SKIPPED: this user cannot mount a tmpfs, so a part of the disk tests did not run here");
-        None
-    }
-
-    fn remount(&self, options: &str) {
-        assert!(
-            Command::new("mount").args(["-o", &format!("remount,{options}")]).arg(&self.0).status().unwrap().success()
-        );
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]

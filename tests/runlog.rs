@@ -1,9 +1,12 @@
 //! The run directory under everything that happens to files: torn and bad lines, two writers, kills, full disks.
 
+mod small_disk;
+
 use lbva_tui::files::{create_new, write_file, write_whole};
 use lbva_tui::runlog::*;
 use lbva_tui::{Error, Exit};
 use serde_json::json;
+use small_disk::SmallDisk;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -547,31 +550,6 @@ fn whole_writes_are_whole() {
     refused(&RunWriter::begin(RunDir::new(path.join("m1")), new_attempt(0)).unwrap_err(), "not_a_folder", Exit::Disk);
 }
 
-/// A small file system of its own, unmounted at the end.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// `None`, loudly, where this user may not mount.
-    fn mount(at: &Path, options: &str) -> Option<Self> {
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).output();
-        if mounted.is_ok_and(|output| output.status.success()) {
-            return Some(Self(at.to_owned()));
-        }
-        eprintln!("SKIPPED: this user cannot mount a tmpfs, so the full-disk test did not run here");
-        None
-    }
-
-    fn remount(&self, options: &str) {
-        assert!(Command::new("mount").args(["-o", options]).arg(&self.0).status().unwrap().success());
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_full_or_read_only_disk_costs_nothing_already_saved() {
     let folder = TempDir::new().unwrap();
@@ -601,7 +579,7 @@ fn a_full_or_read_only_disk_costs_nothing_already_saved() {
     assert_eq!(reader.view().series.step, [1, 2]);
 
     drop(writer);
-    disk.remount("remount,ro");
+    disk.remount("ro");
     refused(&RunWriter::begin(run.clone(), new_attempt(10)).unwrap_err(), "read_only_filesystem", Exit::Disk);
     refused(&store.publish(30, json!({}), |_| Ok(())).unwrap_err(), "read_only_filesystem", Exit::Disk);
     assert_eq!(store.latest_complete(Check::Hashes).unwrap().checkpoint.unwrap().step, 10);
