@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(error.code, "over_token_budget");
         assert_eq!(
             error.to_string(),
-            "episode 1 alone takes 1024 tokens, more than the 1000 of a micro-batch (packing.token_budget); \
+            "training episode 1 alone takes 1024 tokens, more than the 1000 of a micro-batch (packing.token_budget); \
              raise packing.token_budget to 1024 or more, or leave the episode out"
         );
         assert_eq!(TokenBudget::new(1_000, 0).unwrap_err().code, "alignment_zero");

@@ -131,7 +131,7 @@ impl<'a> Planner<'a> {
             return Err(no_episodes());
         }
         if let Some(episode) = lengths.iter().position(|&frames| frames == 0) {
-            return Err(Error::data("empty_episode", format!("episode {episode} has no latent frame")));
+            return Err(Error::data("empty_episode", format!("training episode {episode} has no latent frame")));
         }
         above_zero(packing.ranks, "no_ranks", "packing.ranks")?;
         above_zero(train.batch_size, "batch_size_zero", "train.batch_size")?;
