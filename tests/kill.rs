@@ -19,7 +19,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 use tempfile::TempDir;
 
 const REPOSITORY: &str = env!("CARGO_MANIFEST_DIR");
@@ -416,6 +416,10 @@ fn a_signal_during_a_save_leaves_with_a_durable_checkpoint() {
         let outcome = experiment.outcome();
         assert_eq!((outcome.outcome, outcome.exit_code), (Outcome::Stopped, 75));
         assert!(outcome.step > 0 && outcome.step == experiment.saved(), "{outcome:?}");
+        // Nothing happened to the checkpoints after the last word: it was not said while they were still on their way.
+        let touched = fs::metadata(experiment.run.checkpoints()).unwrap().modified().unwrap();
+        let touched_ms = touched.duration_since(UNIX_EPOCH).unwrap().as_millis();
+        assert!(touched_ms <= u128::from(outcome.time_ms), "{touched_ms} {outcome:?}");
         assert_eq!(read(&experiment.run).view().state(now_ms()).0, RunState::Stopped);
     }
     assert_eq!(experiment.finish().status.code(), Some(0));
