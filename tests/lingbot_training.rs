@@ -1,20 +1,21 @@
 //! LingBot-VA trained end to end on four real episodes, under every packing: determinism, resume, what packing changes.
 
+mod worker_fixture;
+
+use lbva_tui::Exit;
 use lbva_tui::codec::{self, FitSettings, LatentCache, LinearCodec};
 use lbva_tui::config::{self, CodecConfig, LingbotRecipe, PackingKind, ParameterFormat, Recipe};
 use lbva_tui::data::EpisodeSet;
 use lbva_tui::model::{LingbotModel, Parameters, lingbot_parameter_specs};
-use lbva_tui::runlog::{Check, CheckpointStore, Event, PackingStep, RunDir};
+use lbva_tui::runlog::{Event, PackingStep};
 use lbva_tui::train::gradients::{Pass, forward_backward};
 use lbva_tui::train::lingbot::flow::{Schedules, losses};
 use lbva_tui::train::lingbot::{EpisodeStore, batches};
 use lbva_tui::train::optimizer::GradientSum;
-use lbva_tui::train::stop::StopFlag;
-use lbva_tui::train::worker::{self, WorkerSpec};
-use lbva_tui::{Exit, Result};
-use std::collections::BTreeMap;
+use lbva_tui::train::worker::WorkerSpec;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use worker_fixture::{last_checkpoint, losses as logged, metrics, spec_of, train};
 
 fn codec_file(recipe: &LingbotRecipe) -> PathBuf {
     static FILE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
@@ -45,26 +46,7 @@ fn recipe(kind: PackingKind) -> LingbotRecipe {
 }
 
 fn spec(folder: &Path, name: &str, recipe: &LingbotRecipe) -> WorkerSpec {
-    let recipe = Recipe::Lingbot(recipe.clone());
-    WorkerSpec {
-        experiment: "test".into(),
-        arm: "arm".into(),
-        arm_index: (0, 1),
-        recipe_text: recipe.to_yaml(),
-        recipe,
-        run: RunDir::new(folder.join(name)),
-        cache: folder.join("cache"),
-        stop_after: None,
-        detached: false,
-        command_line: vec!["test".into()],
-        code_version: "test".into(),
-    }
-}
-
-fn train(spec: WorkerSpec) -> (Result<Exit>, Vec<Event>) {
-    let mut events = Vec::new();
-    let exit = worker::run(spec, StopFlag::default(), &mut |event| events.push(event.clone()));
-    (exit, events)
+    spec_of(folder, name, Recipe::Lingbot(recipe.clone()))
 }
 
 fn steps(events: &[Event]) -> Vec<(u64, f64, PackingStep)> {
@@ -73,22 +55,6 @@ fn steps(events: &[Event]) -> Vec<(u64, f64, PackingStep)> {
         _ => None,
     };
     events.iter().filter_map(step).collect()
-}
-
-fn losses_of(events: &[Event]) -> Vec<(u64, f64)> {
-    steps(events).into_iter().map(|(step, loss, _)| (step, loss)).collect()
-}
-
-/// Every file of the newest checkpoint, by name.
-fn last_checkpoint(run: &Path) -> (u64, BTreeMap<PathBuf, Vec<u8>>) {
-    let latest = CheckpointStore::new(&RunDir::new(run)).latest_complete(Check::Hashes).unwrap();
-    let checkpoint = latest.checkpoint.expect("a checkpoint");
-    let read = |name: &str| (PathBuf::from(name), std::fs::read(checkpoint.path.join(name)).unwrap());
-    (checkpoint.step, checkpoint.manifest.files.iter().map(|file| read(&file.name)).collect())
-}
-
-fn metrics(run: &Path, step: u64) -> String {
-    std::fs::read_to_string(RunDir::new(run).validation_metrics(step)).unwrap()
 }
 
 #[test]
@@ -109,9 +75,9 @@ fn a_run_in_pieces_equals_a_run_in_one_under_every_packing_and_in_bf16() {
         for (stop_after, exit) in [(Some(1), Exit::Stopped), (Some(3), Exit::Stopped), (None, Exit::Done)] {
             let (result, events) = train(WorkerSpec { stop_after, ..spec(folder.path(), &pieces, &recipe) });
             assert_eq!(result.unwrap(), exit);
-            seen.extend(losses_of(&events));
+            seen.extend(logged(&events));
         }
-        assert_eq!(losses_of(&events), seen, "{kind:?}: every logged loss, bit for bit");
+        assert_eq!(logged(&events), seen, "{kind:?}: every logged loss, bit for bit");
         assert!(last_checkpoint(&of(&whole)) == last_checkpoint(&of(&pieces)), "{kind:?}: every byte");
         for point in [0, 2, 4] {
             assert_eq!(metrics(&of(&whole), point), metrics(&of(&pieces), point), "{kind:?}: point {point}");

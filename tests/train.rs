@@ -1,5 +1,8 @@
 //! The trainer end to end on four real episodes: determinism, resume, stop, refusal, what is on disk.
 
+mod worker_fixture;
+
+use lbva_tui::Exit;
 use lbva_tui::codec::{FitSettings, LinearCodec};
 use lbva_tui::config::{CodecConfig, Recipe, XwamRecipe};
 use lbva_tui::data::Dataset;
@@ -8,10 +11,9 @@ use lbva_tui::runlog::{
 };
 use lbva_tui::train::stop::StopFlag;
 use lbva_tui::train::worker::{self, WorkerSpec};
-use lbva_tui::{Exit, Result};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use worker_fixture::{last_checkpoint, losses, metrics, spec_of, train};
 
 /// A codec of the tiny dataset, fitted once a process.
 fn codec_file(recipe: &XwamRecipe) -> PathBuf {
@@ -49,51 +51,7 @@ fn recipe(geometry: bool) -> XwamRecipe {
 }
 
 fn spec(folder: &Path, name: &str, recipe: &XwamRecipe) -> WorkerSpec {
-    let recipe = Recipe::Xwam(recipe.clone());
-    WorkerSpec {
-        experiment: "test".into(),
-        arm: "arm".into(),
-        arm_index: (0, 1),
-        recipe_text: recipe.to_yaml(),
-        recipe,
-        run: RunDir::new(folder.join(name)),
-        cache: folder.join("cache"),
-        stop_after: None,
-        detached: false,
-        command_line: vec!["test".into()],
-        code_version: "test".into(),
-    }
-}
-
-fn train(spec: WorkerSpec) -> (Result<Exit>, Vec<Event>) {
-    let mut events = Vec::new();
-    let exit = worker::run(spec, StopFlag::default(), &mut |event| events.push(event.clone()));
-    (exit, events)
-}
-
-/// Every file of the newest checkpoint, by name.
-fn last_checkpoint(run: &Path) -> (u64, BTreeMap<PathBuf, Vec<u8>>) {
-    let latest = CheckpointStore::new(&RunDir::new(run)).latest_complete(Check::Hashes).unwrap();
-    let checkpoint = latest.checkpoint.expect("a checkpoint");
-    let files = checkpoint.manifest.files.iter().map(|file| {
-        let path = checkpoint.path.join(&file.name);
-        (PathBuf::from(&file.name), std::fs::read(path).unwrap())
-    });
-    (checkpoint.step, files.collect())
-}
-
-fn metrics(run: &Path, step: u64) -> String {
-    std::fs::read_to_string(RunDir::new(run).validation_metrics(step)).unwrap()
-}
-
-fn losses(events: &[Event]) -> Vec<(u64, f64)> {
-    events
-        .iter()
-        .filter_map(|event| match event {
-            Event::Step(step) => Some((step.step, step.loss)),
-            _ => None,
-        })
-        .collect()
+    spec_of(folder, name, Recipe::Xwam(recipe.clone()))
 }
 
 #[test]

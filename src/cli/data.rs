@@ -1,11 +1,12 @@
 //! `data info`, `data fit-codec` and `data quantiles`; `data pack` and `data validate` in files of their own.
 
 use super::arguments::{Data, DataArguments, Global};
+use super::chosen::choose;
 use super::data_pack::pack_recipe;
 use super::data_validate::validate_data;
 use super::{allow_writing, data_episodes, output};
 use crate::codec::{FitSettings, FitSummary, PictureSource, fit_and_save};
-use crate::config::{self, CodecConfig, Experiment, Recipe};
+use crate::config::{CodecConfig, Recipe};
 use crate::data::info::{DatasetSummary, RecipeSummary, SideSummary, describe, summarise};
 use crate::data::{Dataset, EpisodeSet, Progress};
 use crate::words::thousands;
@@ -21,7 +22,7 @@ pub fn data(arguments: &DataArguments, global: &Global) -> Result<Exit> {
         Data::Info { path } => info(path, global),
         Data::FitCodec { path } => fit_codec(path, global),
         Data::Pack { path, set } => {
-            let recipe = recipe_with(path, set)?;
+            let recipe = choose(path, None, set)?.recipe;
             pack_recipe(&path.display().to_string(), recipe.lingbot("data pack")?, global.json)
         }
         Data::Quantiles { path } => quantiles(path, global),
@@ -94,16 +95,7 @@ fn quantiles(path: &Path, global: &Global) -> Result<Exit> {
 
 /// The recipe of a file, or of an experiment's baseline: data and codec are the same in every arm unless ablated.
 fn recipe_of(path: &Path) -> Result<Recipe> {
-    recipe_with(path, &[])
-}
-
-/// The same with `key=value` overrides on top.
-fn recipe_with(path: &Path, overrides: &[String]) -> Result<Recipe> {
-    if path.is_file() && path.file_name().is_some_and(|name| name != "experiment.yaml") {
-        return config::load_with(path, overrides);
-    }
-    let experiment = Experiment::load_with(path, overrides)?;
-    Ok(experiment.arm(&experiment.rule.baseline)?.recipe.clone())
+    Ok(choose(path, None, &[])?.recipe)
 }
 
 /// Shows how far something long has come, on stderr: a bar on a terminal, else a line every few seconds. Nothing for

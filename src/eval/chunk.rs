@@ -4,20 +4,10 @@
 //! last step goes to 0. There is no guidance: the velocity under the prompt is taken as it is, which is guidance 1 and half
 //! the cost. Starting noise comes from a stream keyed by the chunk, so every validation of every arm starts alike.
 
+use super::levels::sigmas;
 use crate::model::{ChunkHistory, LingbotModel};
 use crate::random::{Draw, Purpose};
 use candle_core::{Device, Result, Tensor};
-
-/// Shifted noise levels, `steps` of them from 1 down, and a final 0.
-pub fn sigmas(steps: usize, shift: f64) -> Vec<f64> {
-    (0..steps)
-        .map(|i| {
-            let level = 1.0 - i as f64 / steps as f64;
-            shift * level / (1.0 + (shift - 1.0) * level)
-        })
-        .chain([0.0])
-        .collect()
-}
 
 /// Follows `velocity(x, t)`, t = 1000 sigma, from noise to data.
 pub fn denoise(
@@ -46,7 +36,7 @@ pub fn sample_chunk(
     steps: usize,
     shift: f64,
 ) -> Result<Tensor> {
-    denoise(noise, &sigmas(steps, shift), |x, t| model.chunk_velocity(history, x, t))
+    denoise(noise, &sigmas(1.0, steps, shift), |x, t| model.chunk_velocity(history, x, t))
 }
 
 #[cfg(test)]
@@ -56,7 +46,7 @@ mod tests {
     #[test]
     fn levels_match_the_public_schedule() {
         let times = |steps, shift| -> Vec<f64> {
-            sigmas(steps, shift).iter().map(|sigma| (sigma * 1e6).round() / 1e3).collect()
+            sigmas(1.0, steps, shift).iter().map(|sigma| (sigma * 1e6).round() / 1e3).collect()
         };
         assert_eq!(times(5, 5.0), [1000.0, 952.381, 882.353, 769.231, 555.556, 0.0]);
         assert_eq!(times(10, 1.0), [1000.0, 900.0, 800.0, 700.0, 600.0, 500.0, 400.0, 300.0, 200.0, 100.0, 0.0]);
@@ -67,7 +57,7 @@ mod tests {
         let noise = starting_noise("episode_000001#2", [2, 3, 1, 2]).expect("noise");
         let data = (noise.sin().expect("sin") * 3.0).expect("data");
         let mut times = Vec::new();
-        let found = denoise(noise.clone(), &sigmas(4, 5.0), |x, t| {
+        let found = denoise(noise.clone(), &sigmas(1.0, 4, 5.0), |x, t| {
             times.push(t);
             (x - &data)? / (t / 1000.0)
         });

@@ -7,6 +7,7 @@
 pub mod chunk;
 pub mod compare;
 mod files;
+pub mod levels;
 pub mod lpips;
 mod pictures;
 pub mod pose;

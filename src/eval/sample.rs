@@ -4,6 +4,7 @@
 //! `action_steps`; from then on the video goes on alone with their time at 0. Latent frame 0 and proprio 0 are given.
 //! Starting noise comes from a stream keyed by the clip, so every validation of every arm starts alike.
 
+use super::levels::sigmas;
 use crate::config::{FlowConfig, ValidationConfig};
 use crate::model::{Transformer, XwamInput, XwamModel};
 use crate::random::{Draw, Purpose};
@@ -34,16 +35,8 @@ pub struct Prediction {
     pub action: Tensor,
 }
 
-/// Shifted noise levels, `steps` of them, and a final 0.
-pub fn sigmas(steps: usize, time_shifting: f64) -> Vec<f64> {
-    (0..steps)
-        .map(|i| {
-            let level = 0.999 * (1.0 - i as f64 / steps as f64);
-            time_shifting * level / (1.0 + (time_shifting - 1.0) * level)
-        })
-        .chain([0.0])
-        .collect()
-}
+/// The public schedule does not begin in pure noise.
+const FIRST_LEVEL: f64 = 0.999;
 
 /// Samples all clips of the condition; f32 throughout.
 pub fn sample(
@@ -70,8 +63,8 @@ pub fn sample(
     let mut latent = with_frame(noise(&condition.latent, "video")?)?;
     let mut proprio = with_proprio(noise(&condition.proprio, "proprio")?)?;
     let mut action = noise(&condition.action, "action")?;
-    let video_levels = sigmas(validation.sample_steps, flow.time_shifting);
-    let action_levels = sigmas(validation.action_steps, flow.time_shifting);
+    let video_levels = sigmas(FIRST_LEVEL, validation.sample_steps, flow.time_shifting);
+    let action_levels = sigmas(FIRST_LEVEL, validation.action_steps, flow.time_shifting);
     let scale = flow.train_timesteps as f64;
     for step in 0..validation.sample_steps {
         let level = |levels: &[f64], at: usize| levels.get(at).copied().unwrap_or(0.0);
@@ -110,8 +103,8 @@ mod tests {
     #[test]
     fn levels_match_the_public_schedule() {
         // X-WAM's integer model times for 10 steps: linear 0.999 .. 0 without the end, shifted by 5, times 1000.
-        let times: Vec<i64> = sigmas(10, 5.0)[..10].iter().map(|sigma| (sigma * 1000.0) as i64).collect();
+        let times: Vec<i64> = sigmas(FIRST_LEVEL, 10, 5.0)[..10].iter().map(|sigma| (sigma * 1000.0) as i64).collect();
         assert_eq!(times, [999, 978, 952, 920, 882, 833, 768, 681, 555, 356]);
-        assert_eq!(sigmas(10, 5.0)[10], 0.0);
+        assert_eq!(sigmas(FIRST_LEVEL, 10, 5.0)[10], 0.0);
     }
 }

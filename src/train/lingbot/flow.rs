@@ -5,6 +5,7 @@
 //! its flow-matching scheduler; the formulas stand where they are used.
 
 use crate::config::{LingbotFlowConfig, LossMean};
+use crate::eval::levels::shifted;
 use crate::model::{EpisodeInput, EpisodeOutput};
 use crate::random::Draw;
 use crate::train::Losses;
@@ -22,12 +23,7 @@ pub struct Schedule {
 
 impl Schedule {
     pub fn new(levels: usize, shift: f64) -> Self {
-        let sigma: Vec<f64> = (0..levels)
-            .map(|k| {
-                let a = 1.0 - k as f64 / levels as f64;
-                shift * a / (1.0 + (shift - 1.0) * a)
-            })
-            .collect();
+        let sigma: Vec<f64> = (0..levels).map(|k| shifted(1.0 - k as f64 / levels as f64, shift)).collect();
         let bell: Vec<f64> = sigma.iter().map(|sigma| (-2.0 * (sigma - 0.5).powi(2)).exp()).collect();
         let least = bell.iter().copied().fold(f64::INFINITY, f64::min);
         let sum: f64 = bell.iter().map(|y| y - least).sum();
