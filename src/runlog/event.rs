@@ -43,6 +43,16 @@ pub enum Event {
     },
     /// A note for people: a finding, a warning, a setting.
     Message { level: Level, text: String },
+    /// The run is bound to something else from here on: a difference that whoever started the attempt accepted.
+    ChangeAccepted {
+        /// As a refusal names it: `train.lr`, `data`, `code`.
+        field: String,
+        /// Absent where the field is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        recorded: Option<serde_json::Value>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        now: Option<serde_json::Value>,
+    },
     /// A signal or a stop file was seen; the worker will save and leave.
     StopRequested { by: String },
     /// Last line of an attempt that ended by itself.

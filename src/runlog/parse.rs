@@ -151,8 +151,17 @@ fn finite(text: &[u8]) -> Option<f64> {
 }
 
 /// Event kinds this program knows; others belong to a newer writer and are no errors.
-const KNOWN_KINDS: [&str; 8] =
-    ["attempt_started", "phase", "step", "validation", "checkpoint", "message", "stop_requested", "attempt_ended"];
+const KNOWN_KINDS: [&str; 9] = [
+    "attempt_started",
+    "phase",
+    "step",
+    "validation",
+    "checkpoint",
+    "message",
+    "change_accepted",
+    "stop_requested",
+    "attempt_ended",
+];
 
 /// What a line turned out to be.
 #[derive(Clone, Debug, PartialEq)]
