@@ -142,6 +142,27 @@ pub struct StepEvent {
     /// How the episodes of the step were packed; absent for clips of one length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packing: Option<PackingStep>,
+    /// All steps of the run so far, this one included; absent in logs of a time when it was not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
+}
+
+/// What a run's steps add up to, by their learning rate. A step is at full rate once no warm-up, neither the schedule's
+/// nor that after lost moments, holds it down; a decay afterwards is the schedule's own business and counts as full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    pub full_lr_steps: u64,
+    /// Clips or episodes of those steps, repeats counted.
+    pub full_lr_samples: u64,
+    pub warmup_steps: u64,
+}
+
+impl Work {
+    /// Share of the steps that were in warm-up, 0..=1; `None` before the first.
+    pub fn warmup_share(self) -> Option<f64> {
+        let steps = self.full_lr_steps + self.warmup_steps;
+        (steps > 0).then(|| self.warmup_steps as f64 / steps as f64)
+    }
 }
 
 /// How the episodes of one optimizer step were packed.
@@ -212,6 +233,9 @@ pub struct ValidationEvent {
     pub wrist_latent_mse: Option<f64>,
     #[serde(deserialize_with = "nan_if_null")]
     pub ms: f64,
+    /// All steps before it; absent in logs of a time when it was not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -79,12 +79,7 @@ pub enum Recorded {
 /// # Errors
 /// `arm_differs` or, if that is all, `identity_differs` (exit 78), with every differing field and the arguments that
 /// accept them, if the run has results.
-pub fn check_binding(
-    run: &RunDir,
-    text: &str,
-    known: &Map<String, Value>,
-    accepted: &[String],
-) -> Result<Recorded> {
+pub fn check_binding(run: &RunDir, text: &str, known: &Map<String, Value>, accepted: &[String]) -> Result<Recorded> {
     let compared = compare_arm(&run.arm_yaml(), text).and_then(|arm| {
         let recorded = read_identity(&run.identity())?;
         let identity = recorded.map_or_else(Vec::new, |mut recorded| {

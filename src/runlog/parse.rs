@@ -62,6 +62,14 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
         }
         scan.literal(b"}")?;
     }
+    if scan.literal(b",\"work\":{\"full_lr_steps\":").is_some() {
+        scan.integer()?;
+        scan.literal(b",\"full_lr_samples\":")?;
+        scan.integer()?;
+        scan.literal(b",\"warmup_steps\":")?;
+        scan.integer()?;
+        scan.literal(b"}")?;
+    }
     scan.literal(b"}\n")?;
     Some((StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste, micro_steps }, scan.at))
 }
@@ -195,7 +203,7 @@ pub(super) fn any_line(bytes: &[u8]) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent};
+    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent, Work};
     use proptest::prelude::*;
 
     prop_compose! {
@@ -205,6 +213,7 @@ mod tests {
             gpu in any::<bool>(),
             branch_norm in prop::option::of(-1e9..1e9f64),
             packing in prop::option::of((any::<[u64; 2]>(), any::<[f64; 3]>())),
+            work in prop::option::of(any::<[u64; 3]>()),
         ) -> StepEvent {
             StepEvent {
                 step: counts[0],
@@ -231,6 +240,11 @@ mod tests {
                     frame_padding: numbers[0],
                     alignment_padding: numbers[1],
                     rank_imbalance: numbers[2],
+                }),
+                work: work.map(|[full_lr_steps, full_lr_samples, warmup_steps]| Work {
+                    full_lr_steps,
+                    full_lr_samples,
+                    warmup_steps,
                 }),
             }
         }

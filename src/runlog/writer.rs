@@ -299,10 +299,8 @@ impl RunWriter {
 
     /// Appends an event, stamped with the time. Non-finite numbers become `null`, which readers take as NaN.
     pub fn emit(&mut self, event: Event) -> Result<()> {
-        let durable = matches!(
-            event,
-            Event::Checkpoint { .. } | Event::AttemptEnded { .. } | Event::ChangeAccepted { .. }
-        );
+        let durable =
+            matches!(event, Event::Checkpoint { .. } | Event::AttemptEnded { .. } | Event::ChangeAccepted { .. });
         let line = EventLine { v: EVENT_VERSION, time_ms: now_ms(), event };
         let text = serde_json::to_string(&line).map_err(|error| Error::crash(format!("event: {error}")))?;
         self.events.append(&text)?;
