@@ -132,7 +132,7 @@ fn a_changed_configuration_is_refused_and_named() {
 fn an_accepted_change_goes_on_from_the_checkpoint_with_the_new_value() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = recipe(false);
-    first.train.warmup_steps = 0;
+    (first.train.warmup_steps, first.train.decay) = (0, Decay::Constant);
     train(WorkerSpec { stop_after: Some(1), ..spec(folder.path(), "run", &first) }).0.unwrap();
     let mut changed = first.clone();
     (changed.train.lr, changed.train.seed) = (2.0 * first.train.lr, first.train.seed + 1);

@@ -241,7 +241,11 @@ allowed, or the dataset contradicts itself.";
 const REPORT_EXAMPLES: &str = "\
 Examples:
   lbva-tui report experiments/demo
-  lbva-tui report experiments/demo --json";
+  lbva-tui report experiments/demo --json
+  lbva-tui report experiments/demo --equal-work
+
+There is no verdict (undecided) if, by the records of the runs, they differ in more or less than the
+ablated fields, or were not equal at step 0 where they must be.";
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct Overrides {
@@ -512,4 +516,7 @@ pub enum Weights {
 pub struct ReportArguments {
     /// Folder with an experiment.yaml
     pub experiment: PathBuf,
+    /// Compare points that follow equal numbers of samples at full learning rate, not equal steps
+    #[arg(long)]
+    pub equal_work: bool,
 }
