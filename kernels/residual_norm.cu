@@ -428,7 +428,7 @@ RESIDUAL_NORM(f32, float)
 //   tokens_by_row i32 [N]; segment_start i32 [S+1]. A segment may have any number of tokens; 32 balance well.
 // Launch: block 384, grid S, no dynamic shared memory.
 #define RESIDUAL_NORM_BACKWARD(SUFFIX, T)                                                                               \
-    extern "C" __global__ void __launch_bounds__(384, 2) residual_norm_backward_##SUFFIX(                              \
+    extern "C" __global__ void __launch_bounds__(384, sizeof(T) == 2 ? 2 : 1) residual_norm_backward_##SUFFIX(       \
         const T* dh, float* dx, const float* x1, const float* mean, const float* rstd, int kind, const T* weight,       \
         const T* y, int gate_part, const T* e0, const T* table, const int* rows, int scale_part, T* dy, float* d_scale, \
         float* d_shift, float* d_gate, const int* tokens_by_row, const int* segment_start, int S, int D) {              \
