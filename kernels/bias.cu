@@ -12,7 +12,7 @@ constexpr int COLUMNS_A_BLOCK = 256;
 // A warp reads 256 columns of a row at once, the block's warps take rows in turn; their sums meet in shared memory.
 template <typename T>
 __device__ __forceinline__ void gradient(const T* dy, int ld, float* partial, long long N, int F, int rows_per_block) {
-    __shared__ alignas(16) float of_warp[WARPS][COLUMNS_A_BLOCK];
+    alignas(16) __shared__ float of_warp[WARPS][COLUMNS_A_BLOCK];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int column = blockIdx.x * COLUMNS_A_BLOCK + 8 * lane;
     const long long begin = (long long)blockIdx.y * rows_per_block, end = min(begin + rows_per_block, N);
