@@ -248,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
     const uint32_t tq = aligned_buffer(dynamic), tk = tq + tile_bytes(ROWS), tv = tk + STAGES * tile_bytes(ROWS);
     const int head = blockIdx.x / tiles, tile = tile_order[blockIdx.x % tiles];
     const int begin = tile_start[tile], end = tile_start[tile + 1];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     if (threadIdx.x == 0) {
         barrier_init(&q_full, 1);
         for (int i = 0; i < STAGES; ++i) {
@@ -389,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
                    tv = tk + STAGES * tile_bytes(ROWS);
     const int head = blockIdx.x / tiles, tile = tile_order[blockIdx.x % tiles];
     const int begin = tile_start[tile], end = tile_start[tile + 1];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     if (threadIdx.x == 0) {
         barrier_init(&q_full, 1);
         for (int i = 0; i < STAGES; ++i) {
@@ -434,7 +434,6 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
             own_delta[r] = row + 8 * r < N ? delta[at] : 0.f;
         }
         float sum[64], s[64], dp[64];
-        uint32_t ds[32];
 #pragma unroll
         for (int i = 0; i < 64; ++i) sum[i] = 0.f;
         if (begin < end) barrier_wait(&q_full, 0);
@@ -458,6 +457,7 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
             products_wait<0>();
             pin(dp);
             if (lane == 0) barrier_arrive(&v_empty[at.stage]);
+            uint32_t ds[32];
 #pragma unroll
             for (int i = 0; i < 32; ++i)
                 ds[i] = pack(s[2 * i] * (dp[2 * i] - own_delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - own_delta[i % 2]));
@@ -486,11 +486,11 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
     constexpr uint32_t BYTES = tile_bytes(QUERY_ROWS);
     extern __shared__ uint8_t dynamic[];
     __shared__ uint64_t k_full, full[STAGES], empty[STAGES];
-    __shared__ float2 base_delta[STAGES][QUERY_ROWS];  // lse * log2(e), delta
+    __shared__ __align__(16) float2 base_delta[STAGES][QUERY_ROWS];  // lse * log2(e), delta
     const uint32_t tk = aligned_buffer(dynamic), tv = tk + tile_bytes(ROWS), tq = tv + tile_bytes(ROWS), tg = tq + STAGES * BYTES;
     const int head = blockIdx.x / tiles, tile = tile_order[blockIdx.x % tiles];
     const int begin = tile_start[tile], end = tile_start[tile + 1];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     if (threadIdx.x == 0) {
         barrier_init(&k_full, 1);
         for (int i = 0; i < STAGES; ++i) {
