@@ -70,6 +70,8 @@ struct Ring {
         }
     }
 };
+// The same for two buffers at step i, without state.
+__device__ __forceinline__ Ring<2> ring_of_two(int i) { return Ring<2>{i & 1, uint32_t(i >> 1) & 1}; }
 
 // ---- copies
 
@@ -437,8 +439,8 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
 #pragma unroll
         for (int i = 0; i < 64; ++i) sum[i] = 0.f;
         if (begin < end) barrier_wait(&q_full, 0);
-        Ring<STAGES> at;
-        for (int e = begin; e < end; ++e, at.next()) {
+        for (int e = begin; e < end; ++e) {
+            const Ring<2> at = ring_of_two(e - begin);
             const int entry = tile_list[e], key = (entry >> 1) * ROWS + column;
             const uint32_t keys = tk + at.stage * tile_bytes(ROWS), values = tv + at.stage * tile_bytes(ROWS);
             barrier_wait(&k_full[at.stage], at.parity);
