@@ -347,6 +347,9 @@ pub enum Verify {
     /// Compute packed episodes and the same ones by themselves: outputs, losses, every gradient
     #[command(after_help = PACKING_EXAMPLES)]
     Packing(PackingArguments),
+    /// A GPU's gradients of every parameter against the CPU's, in f32 and in bf16
+    #[command(after_help = GRADIENTS_EXAMPLES)]
+    Gradients(GradientsArguments),
     /// The geometry branch changes nothing before it is trained, and something afterwards, in the training regime
     #[command(after_help = NOOP_EXAMPLES)]
     Noop {
@@ -354,6 +357,33 @@ pub enum Verify {
         #[arg(value_name = "EXPERIMENT")]
         experiment: PathBuf,
     },
+}
+
+const GRADIENTS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui verify gradients configs/lingbot_tiny.yaml
+  lbva-tui verify gradients experiments/demo --arm m2_geometry --regime bf16
+
+The oracle is the same model in f64 on the CPU, on random weights and a small random batch. In f32 a
+gradient may be off by 1e-4 (relative L2); in bf16 by 1.5 times what the CPU's bf16 path is off.";
+
+#[derive(Debug, Args)]
+pub struct GradientsArguments {
+    /// An experiment's folder, or a recipe file
+    #[arg(value_name = "EXPERIMENT_OR_RECIPE")]
+    pub path: PathBuf,
+    /// The arm whose recipe it is [default: the baseline]
+    #[arg(long)]
+    pub arm: Option<String>,
+    /// f32 or bf16 [default: both]
+    #[arg(long, value_parser = ["f32", "bf16"])]
+    pub regime: Option<String>,
+    /// Gradients shown, the worst first
+    #[arg(long, default_value_t = 12)]
+    pub show: usize,
+    /// Override a field of the recipe, as in model.num_layers=2; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 }
 
 const BENCH_EXAMPLES: &str = "\

@@ -2,6 +2,7 @@
 
 use super::kernels::Kernels;
 use super::launch::{Launcher, device_error};
+use super::memory::ProcessMemory;
 use crate::{Error, Exit, Result};
 use candle_core::Device;
 use candle_core::cuda_backend::kernels as candle_kernels;
@@ -22,6 +23,7 @@ pub(crate) struct Gpu {
     pub name: String,
     /// Of all its memory.
     pub total_bytes: u64,
+    process: ProcessMemory,
 }
 
 /// A GPU by what the driver says of it.
@@ -102,7 +104,8 @@ impl Gpu {
         keep_memory(&context)?;
         warm(&context);
         let kernels = Arc::new(Kernels::load(&context)?);
-        Ok(Self { device, stream, kernels, name: found.name, total_bytes: found.total_bytes })
+        let process = ProcessMemory::open(&context);
+        Ok(Self { device, stream, kernels, name: found.name, total_bytes: found.total_bytes, process })
     }
 
     pub fn launcher(&self) -> Launcher {
@@ -121,6 +124,12 @@ impl Gpu {
         use sys::CUmemPool_attribute_enum as Attribute;
         let reserved = self.pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         Ok(reserved.saturating_sub(self.pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?))
+    }
+
+    /// Bytes that this process takes: by the management library, or what the allocator holds where that is silent.
+    pub fn process_bytes(&self) -> Result<u64> {
+        let reserved = || self.pool(sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+        self.process.bytes().map_or_else(reserved, Ok)
     }
 
     /// The most bytes that were allocated at once.

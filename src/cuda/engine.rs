@@ -14,7 +14,9 @@ use super::launch::{Argument, Grid, Launcher, Operand, Slice, device_error, long
 use super::trunk::{Condition, KeepPolicy, Pass, Trunk, adjacent};
 use crate::config::{ParameterFormat, TrainConfig};
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
+use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
+use crate::train::gradients::Timing;
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::op::BackpropOp;
@@ -23,6 +25,7 @@ use cudarc::driver::{CudaEvent, CudaSlice, DevicePtr};
 use half::bf16;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Left to candle's embedders and heads, the library's scratch space and the driver when the arena is sized; a batch's
@@ -46,6 +49,7 @@ pub(crate) struct Engine {
     /// Bytes that the arena may take at most; `None`: what the device has free.
     limit: Option<u64>,
     policy: Option<(KeepPolicy, u64)>,
+    peak_seen: AtomicU64,
 }
 
 /// fp32 masters (of parameters that are no fp32) and moments.
@@ -85,16 +89,25 @@ pub(crate) struct Parts {
     pub front_backward: Duration,
 }
 
+impl Parts {
+    /// Up to the loss, and from it.
+    pub fn timing(&self) -> Timing {
+        Timing {
+            forward: self.front + self.trunk_forward + self.back,
+            backward: self.trunk_backward + self.front_backward,
+        }
+    }
+}
+
 /// What a micro-step gave; its gradients are in the engine.
 #[derive(Debug)]
-pub(crate) struct MicroStep<O> {
-    pub output: O,
+pub(crate) struct MicroStep {
     pub losses: Losses,
     pub parts: Parts,
 }
 
 /// Blocks of the sum of squares.
-const NORM_BLOCKS: usize = 1024;
+const NORM_BLOCKS: usize = 1056;
 
 impl Engine {
     /// An engine over parameters of a model that asks for `shape`. Their values are copied; `with_optimizer` makes room for masters and
@@ -189,6 +202,7 @@ impl Engine {
             arena: None,
             limit: None,
             policy: None,
+            peak_seen: AtomicU64::new(0),
         })
     }
 
@@ -208,6 +222,13 @@ impl Engine {
     /// The policy of the last micro-step and the bytes that it was predicted to take.
     pub fn policy(&self) -> Option<(KeepPolicy, u64)> {
         self.policy
+    }
+
+    /// What this process takes of the GPU, and the most that it took after any look.
+    pub fn memory(&self) -> Result<Memory> {
+        let bytes = self.gpu.process_bytes()?;
+        let peak = self.peak_seen.fetch_max(bytes, std::sync::atomic::Ordering::Relaxed).max(bytes);
+        Ok(Memory { kind: MemoryKind::Gpu, bytes, peak_bytes: peak, total_bytes: self.gpu.total_bytes })
     }
 
     fn suffix(&self) -> &'static str {
@@ -255,7 +276,7 @@ impl Engine {
         ];
         self.launcher.launch(
             &format!("fill_normal_{}", self.suffix()),
-            Grid::new(count.div_ceil(4 * 256), 256),
+            Grid::new(count.div_ceil(1024) + 1, 256),
             &arguments,
         )
     }
@@ -267,15 +288,16 @@ impl Engine {
         input: &M::Input,
         weight: f64,
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
-    ) -> Result<MicroStep<M::Output>> {
-        let mut clock = Clock::new(&self.gpu)?;
+    ) -> Result<MicroStep> {
+        let mut clock = Clock::default();
+        clock.tick(&self.gpu)?;
         let layout = model.layout(input)?;
         let (front_x, front) = model.front(input, &layout)?;
         let (batch, tokens, width) = front_x.dims3()?;
         let (_, text_rows, _) = front.text.dims3()?;
         let tables =
             BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
-        clock.tick()?;
+        clock.tick(&self.gpu)?;
 
         let depth = self.trunk.depth();
         let (policy, needed) = self.fit(&tables)?;
@@ -283,7 +305,6 @@ impl Engine {
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
         let mut arena = Arena::new(base, memory.len() as u64, if self.half { 2 } else { 4 });
-        let device = &self.gpu.device;
         let shared: Vec<Var> =
             front.tensors().into_iter().map(|tensor| Var::from_tensor(&tensor.detach())).collect::<candle_core::Result<_>>()?;
         let conditioning: Conditioning =
@@ -316,7 +337,7 @@ impl Engine {
             }
             pass.forward(layer)?;
         }
-        clock.tick()?;
+        clock.tick(&self.gpu)?;
 
         let last = Var::from_tensor(&copy_out(pass.boundary(depth), &stream_shape)?)?;
         let output = model.back(last.as_tensor(), &conditioning, &layout)?;
@@ -329,7 +350,7 @@ impl Engine {
         copy_in(&required(&store, &last)?, pass.dx)?;
         drop(store);
         drop(last);
-        clock.tick()?;
+        clock.tick(&self.gpu)?;
 
         for layer in (0..depth).rev() {
             pass.backward(layer)?;
@@ -345,7 +366,7 @@ impl Engine {
                 copy_in(&required(&store, &x)?, pass.dx)?;
             }
         }
-        clock.tick()?;
+        clock.tick(&self.gpu)?;
 
         let stream_gradient = copy_out(pass.dx, &stream_shape)?;
         let e0_gradient = copy_out(pass.e0_gradient, e0.dims())?.to_dtype(e0.dtype())?;
@@ -365,12 +386,10 @@ impl Engine {
             }
         }
         collect(&surrogate.backward()?)?;
-        clock.tick()?;
+        clock.tick(&self.gpu)?;
         let losses = losses.detach();
-        let output = M::detach(&output);
         self.gpu.synchronize()?;
-        let _ = device;
-        Ok(MicroStep { output, losses, parts: clock.parts()? })
+        Ok(MicroStep { losses, parts: clock.parts()? })
     }
 
     /// Makes sure that the arena holds this batch, and says under which policy.
@@ -405,7 +424,7 @@ impl Engine {
     /// The norm of the step's gradients, then one update, the `step`-th (from 1); gradients are zero afterwards. Returns
     /// the norm before clipping.
     pub fn update(&mut self, rule: &UpdateRule, lr: f64, step: u64) -> Result<f64> {
-        let Some(state) = &mut self.optimizer else { return Err(Error::crash("an update without an optimizer")) };
+        let Some(state) = &self.optimizer else { return Err(Error::crash("an update without an optimizer")) };
         let stream = &self.gpu.stream;
         let count = self.flat.trained;
         let at = |slice: &CudaSlice<f32>| Slice::<f32>::new(slice.device_ptr(stream).0, count);
@@ -437,7 +456,7 @@ impl Engine {
             long(count),
         ];
         let name = format!("adamw_{}", self.suffix());
-        self.launcher.launch(&name, Grid::new(count.div_ceil(4 * 256), 256), &arguments)?;
+        self.launcher.launch(&name, Grid::new(count.div_ceil(1024), 256), &arguments)?;
         let squared = stream
             .clone_dtoh(&state.norm.slice(0..1))
             .map_err(|error| device_error(error, "reading the gradient norm"))?;
@@ -594,7 +613,7 @@ fn collect(
             1f32.into(),
             long(span.len),
         ];
-        launcher.launch(kernel, Grid::new(span.len.div_ceil(4 * 256), 256), &arguments)?;
+        launcher.launch(kernel, Grid::new(span.len.div_ceil(2048), 256), &arguments)?;
     }
     Ok(())
 }
@@ -619,21 +638,15 @@ fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
 }
 
 /// Marks in the stream, read when everything is done.
-struct Clock<'g> {
-    gpu: &'g Gpu,
+#[derive(Default)]
+struct Clock {
     marks: Vec<CudaEvent>,
 }
 
-impl<'g> Clock<'g> {
-    fn new(gpu: &'g Gpu) -> Result<Self> {
-        let mut clock = Self { gpu, marks: Vec::new() };
-        clock.tick()?;
-        Ok(clock)
-    }
-
-    fn tick(&mut self) -> Result<()> {
+impl Clock {
+    fn tick(&mut self, gpu: &Gpu) -> Result<()> {
         let flags = cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
-        let mark = self.gpu.stream.record_event(Some(flags));
+        let mark = gpu.stream.record_event(Some(flags));
         self.marks.push(mark.map_err(|error| device_error(error, "recording an event"))?);
         Ok(())
     }

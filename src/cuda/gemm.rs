@@ -269,11 +269,9 @@ impl Library {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let attributes = [Attribute::CUBLASLT_MATMUL_DESC_TRANSA, Attribute::CUBLASLT_MATMUL_DESC_TRANSB];
         for (attribute, transposed) in attributes.into_iter().zip(transposed) {
-            let operation = match transposed {
-                true => sys::cublasOperation_t::CUBLAS_OP_T,
-                false => sys::cublasOperation_t::CUBLAS_OP_N,
-            };
-            // SAFETY: the attribute is such an enum.
+            // CUBLAS_OP_N and CUBLAS_OP_T, an enum that this part of the bindings lacks.
+            let operation = i32::from(transposed);
+            // SAFETY: the attribute is an i32.
             unsafe { set(description, attribute, &operation) }.map_err(failed("the transposition"))?;
         }
         if shape.product == (Product::Forward { bias: true }) {

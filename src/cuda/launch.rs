@@ -7,7 +7,6 @@
 use super::kernels::Kernels;
 use crate::{Error, Exit, Result};
 use cudarc::driver::{CudaStream, DriverError, LaunchConfig, sys};
-use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -94,24 +93,22 @@ impl<E: Element> Slice<E> {
     }
 }
 
+/// How the bulk copy engine reads a tensor; passed to a kernel by value.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct TensorMap(pub sys::CUtensorMap);
+
+// SAFETY: a plain 128-byte descriptor that the driver made for device code.
+unsafe impl cudarc::driver::DeviceRepr for TensorMap {}
+
 /// One argument of a kernel, by value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Argument {
+    Map(TensorMap),
     Address(u64),
     Int(i32),
     Long(i64),
     Float(f32),
-}
-
-impl Argument {
-    fn pointer(&self) -> *mut c_void {
-        match self {
-            Self::Address(value) => std::ptr::from_ref(value) as *mut c_void,
-            Self::Int(value) => std::ptr::from_ref(value) as *mut c_void,
-            Self::Long(value) => std::ptr::from_ref(value) as *mut c_void,
-            Self::Float(value) => std::ptr::from_ref(value) as *mut c_void,
-        }
-    }
 }
 
 impl<E> From<Slice<E>> for Argument {
@@ -215,6 +212,7 @@ impl Launcher {
         let mut launch = stream.launch_builder(&function);
         for argument in arguments {
             match argument {
+                Argument::Map(value) => cudarc::driver::PushKernelArg::arg(&mut launch, value),
                 Argument::Address(value) => cudarc::driver::PushKernelArg::arg(&mut launch, value),
                 Argument::Int(value) => cudarc::driver::PushKernelArg::arg(&mut launch, value),
                 Argument::Long(value) => cudarc::driver::PushKernelArg::arg(&mut launch, value),

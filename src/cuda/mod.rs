@@ -13,6 +13,7 @@ mod flat;
 mod gemm;
 mod kernels;
 mod launch;
+mod memory;
 mod ops;
 mod trunk;
 

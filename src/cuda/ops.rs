@@ -3,8 +3,6 @@
 use super::launch::{Grid, Launcher, Operand, Slice, int, long};
 use crate::Result;
 
-/// Threads of the kernels that handle a token, or a run of tokens, a block.
-const ROW_THREADS: u32 = 256;
 /// Rows of a block's partial sum in `bias_gradient`.
 const BIAS_ROWS: usize = 512;
 /// Rows that `column_sum_first` leaves.
@@ -137,7 +135,7 @@ impl Ops {
         let (shift, scale) = norm.parts();
         self.launcher.launch(
             &self.name("residual_norm"),
-            Grid::new(tokens, ROW_THREADS),
+            Grid::new(tokens.div_ceil(16), 384),
             &[
                 x.into(),
                 y.into(),
@@ -181,9 +179,13 @@ impl Ops {
             None => (Slice::null(), -1, Slice::null()),
         };
         let gate_partials = if gate < 0 { Slice::null() } else { partials.gate };
+        let (scale_partials, shift_partials) = match norm {
+            Norm::None => (Slice::null(), Slice::null()),
+            Norm::Affine { .. } | Norm::Modulate { .. } => (partials.scale, partials.shift),
+        };
         self.launcher.launch(
             &self.name("residual_norm_backward"),
-            Grid::new(segments.count, ROW_THREADS),
+            Grid::new(segments.count, 384),
             &[
                 dh.into(),
                 dx.into(),
@@ -199,8 +201,8 @@ impl Ops {
                 modulation.rows.into(),
                 norm.parts().1.into(),
                 dy.into(),
-                partials.scale.into(),
-                partials.shift.into(),
+                scale_partials.into(),
+                shift_partials.into(),
                 gate_partials.into(),
                 segments.tokens_by_row.into(),
                 segments.start.into(),
@@ -221,7 +223,7 @@ impl Ops {
     ) -> Result<()> {
         self.launcher.launch(
             "reduce_rows",
-            Grid::plane(segments.rows, width.div_ceil(256), 256),
+            Grid::plane(segments.rows, width.div_ceil(1024), 256),
             &[
                 partial.into(),
                 segments.of_row.into(),
@@ -245,7 +247,7 @@ impl Ops {
         let left = SCRATCH_ROWS.min(rows);
         self.launcher.launch(
             "column_sum_first",
-            Grid::plane(width.div_ceil(256), left, 256),
+            Grid::plane(width.div_ceil(1024), left, 256),
             &[partial.into(), scratch.into(), int(rows)?, int(width)?],
         )?;
         self.column_sum_second(scratch, out, left, width)
@@ -254,7 +256,7 @@ impl Ops {
     fn column_sum_second(&self, scratch: Slice<f32>, out: Slice<f32>, rows: usize, width: usize) -> Result<()> {
         self.launcher.launch(
             "column_sum_second",
-            Grid::new(width.div_ceil(256), 256),
+            Grid::new(width.div_ceil(64), 256),
             &[scratch.into(), out.into(), int(rows)?, int(width)?],
         )
     }
@@ -279,7 +281,7 @@ impl Ops {
         let (cos_sin, pairs) = turns.map_or((Slice::null(), 0), |turns| (turns.cos_sin, turns.pairs));
         self.launcher.launch(
             &self.name("rms_norm_rope"),
-            Grid::new(tokens, ROW_THREADS),
+            Grid::new(tokens.div_ceil(8), 256),
             &[
                 x.data.into(),
                 int(x.stride)?,
@@ -313,7 +315,7 @@ impl Ops {
         let (cos_sin, pairs) = turns.map_or((Slice::null(), 0), |turns| (turns.cos_sin, turns.pairs));
         self.launcher.launch(
             &self.name("rms_norm_rope_backward"),
-            Grid::new(tokens.div_ceil(32), ROW_THREADS),
+            Grid::new(tokens.div_ceil(32), 384),
             &[
                 dy.data.into(),
                 int(dy.stride)?,
@@ -386,7 +388,7 @@ impl Ops {
     }
 }
 
-/// One thread eight elements.
+/// Blocks of the kernels that take an element each.
 fn flat(count: usize) -> Grid {
-    Grid::new(count.div_ceil(8 * 256), 256)
+    Grid::new(count.div_ceil(4096), 256)
 }

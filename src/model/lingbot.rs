@@ -10,7 +10,7 @@ use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement,
 use super::timestep::sinusoid_f32;
 use super::{Block, Conditioning, GeometryInsertion, Parameters, Transformer, TrunkShape};
 use crate::config::LingbotModelConfig;
-use crate::ops::{RopeTable, Rows, norm_modulate};
+use crate::ops::{RopeTable, Rows, norm_modulate, take_rows};
 use crate::pack::sequence::{FrameTokens, PackedEpisode, Sequence};
 use candle_core::{Result, Tensor};
 use std::sync::Arc;
@@ -335,8 +335,8 @@ impl Transformer for LingbotModel {
             ],
             0,
         )?;
-        let order = Tensor::from_slice(layout.sequence.source_of_token(), layout.sequence.len(), device)?;
-        let x = self.stream(&source.index_select(&order, 0)?.unsqueeze(0)?)?;
+        let padding = Some(source.dim(0)? as u32 - 1);
+        let x = self.stream(&take_rows(&source, layout.sequence.source_of_token(), padding)?.unsqueeze(0)?)?;
 
         let of = |pick: fn(&EpisodeInput) -> &Vec<f64>| episodes.iter().flat_map(pick).copied();
         let video_rows: Vec<f64> = of(|e| &e.t_video).chain(of(|e| &e.t_history)).collect();
@@ -367,8 +367,7 @@ impl Transformer for LingbotModel {
         let [h, w] = layout.tokens.grid;
         // Rows of the noisy video come first, those of the noisy actions after both video copies.
         let head = |positions: &[u32], first_row: usize, projection: &Linear| -> Result<Tensor> {
-            let positions = Tensor::from_slice(positions, positions.len(), x.device())?;
-            let tokens = x.squeeze(0)?.index_select(&positions, 0)?.unsqueeze(0)?;
+            let tokens = take_rows(&x.squeeze(0)?, positions, None)?.unsqueeze(0)?;
             self.head(&tokens, &conditioning.e.narrow(1, first_row, total)?, projection)
         };
         let video = head(sequence.noisy_video(), 0, &self.video_head)?;

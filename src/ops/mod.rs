@@ -20,6 +20,7 @@ mod rms_norm;
 mod rope;
 mod rows;
 mod softmax;
+mod take_rows;
 
 pub use attention_plan::{AttentionPlan, Group};
 pub use attention_tiles::TileLists;
@@ -32,6 +33,7 @@ pub use rms_norm::rms_norm;
 pub use rope::{RopeTable, rope};
 pub use rows::Rows;
 pub use softmax::softmax_last_dim;
+pub use take_rows::take_rows;
 
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, WithDType};
 

@@ -6,9 +6,11 @@
 use super::Losses;
 use super::checkpoint::{Snapshot, TrainerState};
 use super::gradients::{self, Timing};
+use super::memory;
 use super::optimizer::{AdamW, GradientSum};
 use crate::config::{DeviceChoice, PrecisionConfig, TrainConfig};
 use crate::model::{Parameters, Transformer, TrunkShape};
+use crate::runlog::Memory;
 use crate::{Error, Exit, Result};
 use candle_core::Tensor;
 use std::collections::BTreeMap;
@@ -18,7 +20,11 @@ use crate::cuda;
 
 /// One run's state.
 #[derive(Debug)]
-pub enum Engine {
+pub struct Engine(On);
+
+/// On which device.
+#[derive(Debug)]
+enum On {
     Cpu(Box<Cpu>),
     #[cfg(feature = "cuda")]
     Cuda(Box<cuda::Engine>),
@@ -26,7 +32,7 @@ pub enum Engine {
 
 /// Training state in host memory.
 #[derive(Debug)]
-pub struct Cpu {
+struct Cpu {
     parameters: Parameters,
     optimizer: AdamW,
     /// Of the step that is under way.
@@ -83,13 +89,13 @@ impl Engine {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = open_gpu(spec.device)? {
             let engine = cuda::Engine::new(gpu, spec.trunk, &initial, spec.precision.params, true)?;
-            return Ok(Self::Cuda(Box::new(engine)));
+            return Ok(Self(On::Cuda(Box::new(engine))));
         }
         refuse_gpu(spec.device)?;
         // Masters are the initial weights themselves; what the model sees may be a rounding of them.
         let optimizer = AdamW::new(&initial)?;
         let parameters = initial.to_dtype(spec.precision.params.dtype())?;
-        Ok(Self::Cpu(Box::new(Cpu::new(parameters, optimizer, spec.train))))
+        Ok(Self(On::Cpu(Box::new(Cpu::new(parameters, optimizer, spec.train)))))
     }
 
     /// An engine that goes on from a checkpoint: parameters in their own dtype, and the optimizer's tensors.
@@ -102,28 +108,28 @@ impl Engine {
         if let Some(gpu) = open_gpu(spec.device)? {
             let mut engine = cuda::Engine::new(gpu, spec.trunk, &parameters, spec.precision.params, true)?;
             engine.load_optimizer(optimizer)?;
-            return Ok(Self::Cuda(Box::new(engine)));
+            return Ok(Self(On::Cuda(Box::new(engine))));
         }
         refuse_gpu(spec.device)?;
         let optimizer = AdamW::from_tensors(&parameters, optimizer)?;
-        Ok(Self::Cpu(Box::new(Cpu::new(parameters, optimizer, spec.train))))
+        Ok(Self(On::Cpu(Box::new(Cpu::new(parameters, optimizer, spec.train)))))
     }
 
     /// `cpu`, or the GPU's name.
     pub fn device(&self) -> String {
-        match self {
-            Self::Cpu(_) => "cpu".into(),
+        match &self.0 {
+            On::Cpu(_) => "cpu".into(),
             #[cfg(feature = "cuda")]
-            Self::Cuda(engine) => engine.gpu().name.clone(),
+            On::Cuda(engine) => engine.gpu().name.clone(),
         }
     }
 
     /// The parameters as forward passes see them; a model bound to them sees every update.
     pub fn parameters(&self) -> &Parameters {
-        match self {
-            Self::Cpu(engine) => &engine.parameters,
+        match &self.0 {
+            On::Cpu(engine) => &engine.parameters,
             #[cfg(feature = "cuda")]
-            Self::Cuda(engine) => engine.parameters(),
+            On::Cuda(engine) => engine.parameters(),
         }
     }
 
@@ -136,10 +142,10 @@ impl Engine {
         weight: f64,
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
-        match self {
-            Self::Cpu(engine) => engine.micro_step(model, input, weight, loss),
+        match &mut self.0 {
+            On::Cpu(engine) => engine.micro_step(model, input, weight, loss),
             #[cfg(feature = "cuda")]
-            Self::Cuda(engine) => {
+            On::Cuda(engine) => {
                 let step = engine.micro_step(model, input, weight, loss)?;
                 Ok(MicroStep { losses: step.losses, timing: step.parts.timing() })
             }
@@ -149,40 +155,52 @@ impl Engine {
     /// One update from the step's gradients, the `step`-th (from 1), which forgets them. Returns their norm before it
     /// was clipped.
     pub fn update(&mut self, train: &TrainConfig, lr: f64, step: u64) -> Result<f64> {
-        match self {
-            Self::Cpu(engine) => {
+        match &mut self.0 {
+            On::Cpu(engine) => {
                 let sums = std::mem::take(&mut engine.sums);
                 engine.optimizer.update(&engine.parameters, &sums, train, lr, step)
             }
             #[cfg(feature = "cuda")]
-            Self::Cuda(engine) => engine.update(&train.into(), lr, step),
+            On::Cuda(engine) => engine.update(&train.into(), lr, step),
         }
     }
 
     /// The gradients of the step so far, by parameter, in host memory and f32.
     pub fn gradients(&self) -> Result<BTreeMap<String, Tensor>> {
-        match self {
-            Self::Cpu(engine) => engine.sums.to_tensors(&engine.parameters),
+        match &self.0 {
+            On::Cpu(engine) => engine.sums.to_tensors(&engine.parameters),
             #[cfg(feature = "cuda")]
-            Self::Cuda(engine) => engine.gradients(),
+            On::Cuda(engine) => engine.gradients(),
+        }
+    }
+
+    /// Forgets the gradients of an unfinished step.
+    pub fn discard_gradients(&mut self) -> Result<()> {
+        match &mut self.0 {
+            On::Cpu(engine) => {
+                engine.sums = GradientSum::default();
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            On::Cuda(engine) => engine.discard_gradients(),
         }
     }
 
     /// Copies the whole state into host memory that nothing else writes to.
     pub fn snapshot(&self, state: TrainerState) -> Result<Snapshot> {
-        match self {
-            Self::Cpu(engine) => Snapshot::take(&engine.parameters, engine.optimizer.to_tensors(&engine.parameters)?, state),
+        match &self.0 {
+            On::Cpu(engine) => Snapshot::take(&engine.parameters, engine.optimizer.to_tensors(&engine.parameters)?, state),
             #[cfg(feature = "cuda")]
-            Self::Cuda(engine) => Snapshot::take(engine.parameters(), engine.optimizer_tensors()?, state),
+            On::Cuda(engine) => Snapshot::take(engine.parameters(), engine.optimizer_tensors()?, state),
         }
     }
 
-    /// Bytes that the run takes on its device, if that is not host memory.
-    pub fn device_memory(&self) -> Result<Option<u64>> {
-        match self {
-            Self::Cpu(_) => Ok(None),
+    /// Memory of the run where it trains: resident, or this process's share of the GPU.
+    pub fn memory(&self) -> Result<Memory> {
+        match &self.0 {
+            On::Cpu(_) => Ok(memory::resident()),
             #[cfg(feature = "cuda")]
-            Self::Cuda(engine) => engine.gpu().used_by_this_process().map(Some),
+            On::Cuda(engine) => engine.memory(),
         }
     }
 }

@@ -55,7 +55,9 @@ impl Values {
     fn take(kept: &Kept, size: &Size, arena: &mut Arena) -> Result<Self> {
         let &Size { tokens, text, width, ffn, heads, .. } = size;
         let stream = tokens * width;
-        let mut moments = |arena: &mut Arena| Ok(Moments { mean: arena.take(tokens)?, rstd: arena.take(tokens)? });
+        let moments = |arena: &mut Arena| -> Result<Moments> {
+            Ok(Moments { mean: arena.take(tokens)?, rstd: arena.take(tokens)? })
+        };
         let attended =
             |kept: Option<(Slice<Operand>, Slice<f32>)>, arena: &mut Arena| -> Result<(Slice<Operand>, Slice<f32>)> {
                 kept.map_or_else(|| Ok((arena.take(stream)?, arena.take(heads * tokens)?)), Ok)

@@ -73,7 +73,8 @@ impl KeepPolicy {
         place.is_some_and(|place| layer + self.blocks[place] >= depth)
     }
 
-    /// Bytes of everything kept.
+    /// Bytes of everything kept, alignment not counted.
+    #[cfg(test)]
     pub fn bytes(&self, size: &Size) -> u64 {
         self.blocks.iter().zip(Item::BY_VALUE).map(|(count, item)| *count as u64 * item.bytes(size)).sum()
     }
