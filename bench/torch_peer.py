@@ -65,7 +65,8 @@ class Sizes:
 class Sequence:
     """Where the tokens of `batch` episodes of `frames` latent frames stand, and what each sees.
 
-    Order: episode, copy (noisy, clean), frame, kind (video, action). So every frame is `sizes.frame` tokens in a row.
+    Order: episode, copy (noisy, clean), frame, kind (video, action). So every frame is `sizes.frame` tokens in a row,
+    and the mask touches only 2 % more tiles (chunk 2, window 34) than if tokens were sorted by what they see.
     """
 
     def __init__(self, sizes, batch, frames, device):
