@@ -303,9 +303,9 @@ class Batch:
         self.video = normal(episodes, 2, frames, sizes.video, sizes.latent)
         self.action = normal(episodes, 2, frames, sizes.actions, sizes.action)
         self.text = normal(episodes, sizes.text_tokens, sizes.text_dim)
-        self.time = torch.rand(2, episodes, 2, frames, device=device) * 1000  # kind, episode, copy, frame
+        self.time = torch.rand(2, episodes, 2, frames, device=device, dtype=torch.float32) * 1000  # kind, episode, copy, frame
         self.time[:, :, 1] = 0  # clean
-        self.weight = torch.rand(2, episodes, frames, device=device)
+        self.weight = torch.rand(2, episodes, frames, device=device, dtype=torch.float32)
         self.video_target = normal(episodes, frames, sizes.video, sizes.latent)
         self.action_target = normal(episodes, frames, sizes.actions, sizes.action)
 
