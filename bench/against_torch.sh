@@ -8,6 +8,7 @@
 #   FRAMES="280 128"   latent frames of an episode, a configuration each
 #   BATCH=4 CHUNK=2 WINDOW=34 REPEATS=5
 #   MODES="compile"    what of the peer: compile, plain
+#   KEEP=0             blocks of the peer whose activations are kept instead of recomputed
 #   ROUNDS=2           turns of each
 #   LIMIT_S=480        no measurement is begun after so many seconds, and none goes on for more than 60 s after that
 # The first step of the first round starts without compiled kernels on both sides: caches of the driver, of Triton and
@@ -21,7 +22,7 @@ program=$(command -v "$1") || fail "$1 is not a program: give the path of lbva-t
 here=$(cd "$(dirname "$0")" && pwd)
 results=${2:-$here/results}
 frames_list=${FRAMES:-280 128} batch=${BATCH:-4} chunk=${CHUNK:-2} window=${WINDOW:-34} repeats=${REPEATS:-5}
-modes=${MODES:-compile} rounds=${ROUNDS:-2} limit_s=${LIMIT_S:-480}
+modes=${MODES:-compile} keep=${KEEP:-0} rounds=${ROUNDS:-2} limit_s=${LIMIT_S:-480}
 python3 -c 'import torch' 2>/dev/null || fail "python3 cannot import torch: $(python3 -c 'import torch' 2>&1 | tail -n 1)"
 mkdir -p "$results"
 
@@ -44,8 +45,13 @@ measure() {
   python3 - "$name" "$round" "$status" "$work" >>"$lines" <<'PY'
 import json, sys
 name, round_, status, work = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-read = [line for line in open(work + "/out") if line.startswith("{")]
-records = [record for record in map(json.loads, read) if "program" in record]
+text, records, at = open(work + "/out", errors="replace").read(), [], 0
+while (at := text.find("{", at)) >= 0:  # objects among whatever else was said, on one line or several
+    try:
+        record, at = json.JSONDecoder().raw_decode(text, at)
+        records += [record] if "program" in record else []
+    except ValueError:
+        at += 1
 if status and not any("error" in record for record in records):
     errors = open(work + "/err", errors="replace").read().strip().splitlines()
     records.append({"program": name, "error": f"exit code {status}: {errors[-1] if errors else 'no message'}"})
@@ -61,9 +67,9 @@ PY
 for frames in $frames_list; do
   shape=(--frames "$frames" --batch "$batch" --chunk "$chunk" --window "$window" --repeats "$repeats")
   for ((round = 1; round <= rounds; round++)); do
-    measure lbva-tui "$round" "$program" bench trunk "${shape[@]}"
+    measure lbva-tui "$round" "$program" bench trunk --json "${shape[@]}"
     for mode in $modes; do
-      measure "torch $mode" "$round" python3 "$here/torch_peer.py" --mode "$mode" --warmup 1 "${shape[@]}"
+      measure "torch $mode" "$round" python3 "$here/torch_peer.py" --mode "$mode" --keep "$keep" --warmup 1 "${shape[@]}"
     done
   done
 done
@@ -112,15 +118,20 @@ def rounds(group, key, digits):
     return ", ".join(f"{record[key]:.{digits}f}" for record in group)
 
 
+def kept(record):
+    return record["kept"] if "kept" in record else f"block inputs, all of {record['keep']} blocks" if record.get("keep") else "block inputs"
+
+
 text = [
     f"# LingBot-VA trunk, forward and backward, {about['date']}",
     "",
     f"{about['device']} (power limit {about['power_limit']}), driver {about['driver']}, torch {about['torch']}, {version}.",
     f"{batch} episodes, chunk {chunk}, window {window}, 5 B parameters in bf16, no optimizer; medians of {repeats} steps, one figure a round.",
-    "Ratio: median of the rounds over that of lbva-tui; above 1, lbva-tui is faster.",
+    "First step: seconds from the program's start to its end; later rounds find compiled kernels. Ratio: median of the rounds",
+    "over that of lbva-tui; above 1, lbva-tui is faster. Kept: what is not recomputed in the backward pass.",
     "",
-    "| frames | trunk tokens | program | first step s | step s | µs a token | ratio | peak GB |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    "| frames | trunk tokens | program | first step s | step s | µs a token | ratio | peak GB | kept |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
 ]
 problems = [f"{r['program']} {r.get('mode', '')}: {r['error']}".replace(" :", ":") for r in records if "error" in r]
 for frames in dict.fromkeys(frames for frames, _ in groups):
@@ -137,7 +148,7 @@ for frames in dict.fromkeys(frames for frames, _ in groups):
         ratio = f"{step / statistics.median(r['median_s'] for r in ours):.2f}" if ours else ""
         text.append(
             f"| {frames} | {group[0]['tokens']:,} | {who} | {rounds(group, 'first_s', 1)} | {rounds(group, 'median_s', 3)} "
-            f"| {step / group[0]['tokens'] * 1e6:.1f} | {ratio} | {max(r['peak_gb'] for r in group):.1f} |"
+            f"| {step / group[0]['tokens'] * 1e6:.1f} | {ratio} | {max(r['peak_gb'] for r in group):.1f} | {kept(group[0])} |"
         )
 if not groups:
     problems.append("nothing was measured")

@@ -135,9 +135,10 @@ export PATH='$dir/bin':"\$PATH"
 export NVCC='$dir/bin/nvcc-candle'
 # machine code inside the binary: 33 MB become 6
 export NVCC_APPEND_FLAGS='--compress-mode=size'
-# cudarc and candle would ask the machine for these
+# cudarc and candle would ask the machine for these. 80: the oldest architecture, from whose PTX the driver makes the
+# code of every later one; 90 would be taken as sm_90a, which no other runs.
 export CUDARC_CUDA_VERSION=13000
-export CUDA_COMPUTE_CAP=\${CUDA_COMPUTE_CAP:-90}
+export CUDA_COMPUTE_CAP=\${CUDA_COMPUTE_CAP:-80}
 # candle's build would take half the cores
 export CUDAFORGE_THREADS=\${CUDAFORGE_THREADS:-\$(nproc)}
 E
