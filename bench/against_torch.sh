@@ -8,7 +8,8 @@
 #   FRAMES="280 128"   latent frames of an episode, a configuration each
 #   BATCH=4 CHUNK=2 WINDOW=34 REPEATS=5
 #   MODES="compile"    what of the peer: compile, plain
-#   KEEP=0             blocks of the peer whose activations are kept instead of recomputed
+#   PEER=""            further options of the peer, such as "--budget 0.4": what it need not recompute
+#   OURS=""            further options of lbva-tui bench trunk, such as "--arena 30"
 #   ROUNDS=2           turns of each
 #   LIMIT_S=480        no measurement is begun after so many seconds, and none goes on for more than 60 s after that
 # The first step of the first round starts without compiled kernels on both sides: caches of the driver, of Triton and
@@ -21,8 +22,10 @@ fail() { printf 'against_torch: %s\n' "$*" >&2; exit 1; }
 program=$(command -v "$1") || fail "$1 is not a program: give the path of lbva-tui built with --features cuda"
 here=$(cd "$(dirname "$0")" && pwd)
 results=${2:-$here/results}
+read -ra peer <<<"${PEER:-}"
+read -ra ours <<<"${OURS:-}"
 frames_list=${FRAMES:-280 128} batch=${BATCH:-4} chunk=${CHUNK:-2} window=${WINDOW:-34} repeats=${REPEATS:-5}
-modes=${MODES:-compile} keep=${KEEP:-0} rounds=${ROUNDS:-2} limit_s=${LIMIT_S:-480}
+modes=${MODES:-compile} rounds=${ROUNDS:-2} limit_s=${LIMIT_S:-480}
 python3 -c 'import torch' 2>/dev/null || fail "python3 cannot import torch: $(python3 -c 'import torch' 2>&1 | tail -n 1)"
 mkdir -p "$results"
 
@@ -67,9 +70,9 @@ PY
 for frames in $frames_list; do
   shape=(--frames "$frames" --batch "$batch" --chunk "$chunk" --window "$window" --repeats "$repeats")
   for ((round = 1; round <= rounds; round++)); do
-    measure lbva-tui "$round" "$program" bench trunk --json "${shape[@]}"
+    measure lbva-tui "$round" "$program" bench trunk --json "${shape[@]}" "${ours[@]}"
     for mode in $modes; do
-      measure "torch $mode" "$round" python3 "$here/torch_peer.py" --mode "$mode" --keep "$keep" --warmup 1 "${shape[@]}"
+      measure "torch $mode" "$round" python3 "$here/torch_peer.py" --mode "$mode" --warmup 1 "${shape[@]}" "${peer[@]}"
     done
   done
 done
@@ -119,7 +122,11 @@ def rounds(group, key, digits):
 
 
 def kept(record):
-    return record["kept"] if "kept" in record else f"block inputs, all of {record['keep']} blocks" if record.get("keep") else "block inputs"
+    if "kept" in record:
+        return record["kept"]
+    if record.get("budget") is not None:
+        return f"{record['budget']} of what the compiler would keep"
+    return "block inputs" + (f", all of {record['keep']} blocks" if record.get("keep") else "")
 
 
 text = [

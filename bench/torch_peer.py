@@ -9,8 +9,9 @@ It is meant to be the strongest PyTorch that a user could reasonably write, so t
 - q, k, v by one product; cross attention dense within an episode (FlashAttention); RoPE in f32 (public code: f64);
 - `--mode compile` (default): torch.compile of a whole block with its recomputation inside, so that the compiler fuses both.
   `--mode plain`: eager blocks around compiled FlexAttention.
-Kept as in the public code: bf16 parameters and residual, modulation and norms in f32, one activation checkpoint a block
-(`--keep N` spares the first N blocks), all tokens through all blocks. There is no optimizer: a step is zero_grad, the
+Kept as in the public code: bf16 parameters and residual, modulation and norms in f32, one activation checkpoint a block,
+all tokens through all blocks. Memory that is left can buy time: `--keep N` recomputes nothing of the first N blocks;
+`--budget F` has the compiler choose, in every block, what to keep within the fraction F of what it would keep freely. There is no optimizer: a step is zero_grad, the
 draw's mask, forward, backward. The published model has one text embedder more, which it never uses; this has not.
 
 One JSON line a configuration on stdout: the keys of `lbva-tui bench trunk --json` and more. `first_s` runs from the start of
@@ -32,6 +33,7 @@ import sys
 from dataclasses import dataclass
 
 import torch
+import torch._functorch.config
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -343,8 +345,12 @@ def median_after(warmup, repeats, work):
 
 def bench_trunk(arguments, frames, device, started):
     sizes = Sizes(layers=arguments.layers)
+    keep = arguments.keep
+    if arguments.budget is not None:
+        torch._functorch.config.activation_memory_budget = arguments.budget
+        keep = sizes.layers  # no checkpoints: the compiler decides in their place
     with torch.device(device):
-        model = LingBot(sizes, arguments.mode, arguments.keep, compile_options(arguments))
+        model = LingBot(sizes, arguments.mode, keep, compile_options(arguments))
     model.draw_parameters()
     batch = Batch(sizes, arguments.batch, frames, device, torch.bfloat16)
     sequence = Sequence(sizes, arguments.batch, frames, device)
@@ -444,8 +450,12 @@ def parse():
     add("--warmup", type=int, default=2, help="steps after the first and before the timed ones")
     add("--draws", type=pairs, default=[], metavar="CHUNK:WINDOW,...", help="further draws: first and steady step")
     add("--keep", type=int, default=0, help="blocks whose activations are kept instead of recomputed")
+    add("--budget", type=float, metavar="F", help="0 to 1, with --mode compile: see above")
     add("--autotune", action="store_true", help="let the compiler try more kernels: minutes more at the first step")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.budget is not None and not (0 <= arguments.budget <= 1 and arguments.mode == "compile" and not arguments.keep):
+        parser.error("--budget is 0 to 1, with --mode compile and without --keep")
+    return arguments
 
 
 def main():
@@ -467,7 +477,7 @@ def main():
             "window": arguments.window,
         }
         if not arguments.attention:
-            line |= {"layers": arguments.layers, "keep": arguments.keep}
+            line |= {"layers": arguments.layers, "keep": arguments.keep, "budget": arguments.budget}
         torch.manual_seed(0)
         torch._dynamo.reset()  # each configuration compiles its own shapes, and first_s says what that costs
         torch.cuda.reset_peak_memory_stats()
