@@ -7,6 +7,7 @@
 
 use super::arena::Arena;
 use super::batch::BatchTables;
+use super::collective::{Alone, Collective};
 use super::device::Gpu;
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
@@ -50,6 +51,7 @@ pub(crate) struct Engine {
     limit: Option<u64>,
     policy: Option<(KeepPolicy, u64)>,
     peak_seen: AtomicU64,
+    collective: Box<dyn Collective>,
 }
 
 /// fp32 masters (of parameters that are no fp32) and moments.
@@ -203,6 +205,7 @@ impl Engine {
             limit: None,
             policy: None,
             peak_seen: AtomicU64::new(0),
+            collective: Box::new(Alone),
         })
     }
 
@@ -429,6 +432,7 @@ impl Engine {
         let count = self.flat.trained;
         let at = |slice: &CudaSlice<f32>| Slice::<f32>::new(slice.device_ptr(stream).0, count);
         let gradients = at(&self.gradients);
+        self.collective.sum_gradients(gradients)?;
         let norm_base = state.norm.device_ptr(stream).0;
         let (total, partial) = (Slice::<f64>::new(norm_base, 1), Slice::<f64>::new(norm_base + 8, NORM_BLOCKS));
         self.launcher.launch("square_sum", Grid::new(NORM_BLOCKS, 256), &[gradients.into(), partial.into(), long(count)])?;

@@ -7,6 +7,7 @@ mod arena;
 mod attention;
 mod batch;
 mod bench;
+mod collective;
 mod device;
 mod engine;
 mod flat;
