@@ -4,7 +4,6 @@
 //! holds the copy. The bytes are a function of the training state alone (no times, no host), so two equal runs write
 //! equal files.
 
-use super::optimizer::AdamW;
 use crate::files::{create_folder, io_error};
 use crate::model::Parameters;
 use crate::runlog::{Checkpoint, Work};
@@ -45,15 +44,15 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Copies the state: as much memory again as weights and moments.
-    pub fn take(parameters: &Parameters, optimizer: &AdamW, state: TrainerState) -> Result<Self> {
+    /// Copies the weights and takes over the optimizer's tensors, which must be copies already.
+    pub fn take(parameters: &Parameters, moments: BTreeMap<String, Tensor>, state: TrainerState) -> Result<Self> {
         // An update writes into the storage that a plain clone would share.
         let copy = |tensor: &Tensor| tensor.copy()?.to_device(&Device::Cpu);
         let weights = parameters
             .iter()
             .map(|(name, variable)| Ok((name.to_owned(), copy(variable.as_tensor())?)))
             .collect::<Result<_>>()?;
-        Ok(Self { weights, moments: optimizer.to_tensors(parameters)?, state })
+        Ok(Self { weights, moments, state })
     }
 
     /// Writes the state into a checkpoint folder that is being staged.
@@ -84,12 +83,12 @@ pub fn expected_bytes(parameters: &Parameters) -> u64 {
     (weights + moments + 4096) as u64
 }
 
-/// Reads a complete checkpoint back into parameters, optimizer and position. `bind` turns its tensors into the model's
-/// parameters. Where it holds weights alone, the moments begin at zero, and the position says so.
+/// Reads a complete checkpoint back: parameters, the optimizer's tensors and position. `bind` turns its weights into the
+/// model's parameters. Where it holds weights alone there are no such tensors, and the position says that moments begin.
 pub fn read(
     checkpoint: &Checkpoint,
     bind: impl FnOnce(BTreeMap<String, Tensor>) -> Result<Parameters>,
-) -> Result<(Parameters, AdamW, TrainerState)> {
+) -> Result<(Parameters, Option<BTreeMap<String, Tensor>>, TrainerState)> {
     let parameters = bind(load(&checkpoint.path.join(WEIGHTS))?)?;
     let path = checkpoint.path.join(TRAINER);
     let text = std::fs::read(&path).map_err(|error| unreadable(&path, &error))?;
@@ -100,10 +99,10 @@ pub fn read(
     }
     // By its manifest: a file that is listed and lost makes the checkpoint incomplete, and never gets here.
     let optimizer = if checkpoint.manifest.files.iter().any(|file| file.name == OPTIMIZER) {
-        AdamW::from_tensors(&parameters, &load(&checkpoint.path.join(OPTIMIZER))?)?
+        Some(load(&checkpoint.path.join(OPTIMIZER))?)
     } else {
         state.moments_from = state.step;
-        AdamW::new(&parameters)?
+        None
     };
     Ok((parameters, optimizer, state))
 }
@@ -150,6 +149,7 @@ fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Error {
 mod tests {
     use super::*;
     use crate::model::{Initialiser, ParameterSpec};
+    use crate::train::optimizer::AdamW;
 
     #[test]
     fn files_are_those_of_the_library_and_of_the_expected_size() {
@@ -169,7 +169,8 @@ mod tests {
         let parameters = Parameters::from_tensors(&specs, tensors.collect()).expect("parameters");
         let optimizer = AdamW::new(&parameters).expect("an optimizer");
         let state = TrainerState { step: 1, samples_seen: 2, ..TrainerState::default() };
-        let snapshot = Snapshot::take(&parameters, &optimizer, state).expect("a snapshot");
+        let moments = optimizer.to_tensors(&parameters).expect("moments");
+        let snapshot = Snapshot::take(&parameters, moments, state).expect("a snapshot");
         let before = safetensors::serialize(&snapshot.weights, None).expect("bytes");
         for (_, variable) in parameters.iter() {
             variable.set(&variable.zeros_like().expect("zeros")).expect("set");

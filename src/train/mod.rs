@@ -3,7 +3,9 @@
 //! [`worker`] is the loop; `task` is what it asks of a model family, answered by [`xwam`] and [`lingbot`].
 
 mod checkpoint;
+pub mod engine;
 pub mod golden;
+pub mod gradient_check;
 pub mod gradients;
 pub mod lingbot;
 mod loader;

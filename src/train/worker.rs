@@ -4,11 +4,10 @@
 //! last complete step is written, and the attempt ends as `stopped` (exit 75). Whatever ends the attempt, a save that
 //! is under way is waited for and the outcome is on disk before the process leaves, unless the process is killed.
 
-use super::checkpoint::{self, Snapshot, TrainerState};
+use super::checkpoint::{self, TrainerState};
+use super::engine::{Engine, EngineSpec};
 use super::measure::averages;
-use super::memory;
 use super::open::{Opening, open};
-use super::optimizer::AdamW;
 use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
 use super::saver::{Saver, check_space};
 use super::schedule::{count, rate_at};
@@ -207,38 +206,45 @@ fn train(
     }
     let identity = identity(spec, stop, task.as_ref(), &initial, provenance.map(|from| from.hash), journal)?;
     journal.writer.bind_identity(&identity)?;
-    let (parameters, optimizer, position) = match &from {
-        None => {
-            // Masters are the initial weights themselves; what the model sees may be a rounding of them.
-            let optimizer = AdamW::new(&initial)?;
-            (initial.to_dtype(recipe.precision().params.dtype())?, optimizer, TrainerState::default())
-        }
+    let engine_spec = EngineSpec {
+        device: recipe.device(),
+        precision: recipe.precision(),
+        train: recipe.train(),
+        trunk: task.trunk(),
+    };
+    // The initial weights are given up either way: at 5 B parameters they are 20 GB that nothing reads again.
+    let (engine, position) = match &from {
+        None => (Engine::start(&engine_spec, initial)?, TrainerState::default()),
         Some(checkpoint) => {
+            drop(initial);
             journal.phase(Phase::Resuming, 0, 1)?;
             let (parameters, optimizer, position) = checkpoint::read(checkpoint, |weights| task.restore(weights))?;
             journal.message(Level::Info, format!("resumed from the checkpoint of step {}", position.step))?;
-            if position.step > 0 && position.moments_from == position.step {
-                let updates = recipe.train().resume_warmup;
-                journal.message(
-                    Level::Warning,
-                    format!("the checkpoint has no moments: the learning rate warms up again over {updates} updates"),
-                )?;
-            }
-            (parameters, optimizer, position)
+            let engine = match optimizer {
+                Some(optimizer) => Engine::resume(&engine_spec, parameters, &optimizer)?,
+                None => {
+                    let updates = recipe.train().resume_warmup;
+                    let warning =
+                        format!("the checkpoint has no moments: the learning rate rises again over {updates} updates");
+                    journal.message(Level::Warning, warning)?;
+                    Engine::start(&engine_spec, parameters)?
+                }
+            };
+            (engine, position)
         }
     };
-    // At 5 B parameters these are 20 GB that nothing reads again.
-    drop(initial);
-    task.bind(&parameters)?;
+    task.bind(engine.parameters())?;
     let store = journal.writer.checkpoints();
     let present = store.complete()?.iter().map(Checkpoint::bytes).sum();
     let folder = journal.writer.run().checkpoints();
-    if let Some(warning) = check_space(checkpoint::expected_bytes(&parameters), recipe.train(), &folder, present)? {
+    if let Some(warning) =
+        check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)?
+    {
         journal.message(Level::Warning, warning)?;
     }
     let TrainConfig { keep_last, keep_every, .. } = *recipe.train();
     let saver = Saver::new(store, Retention { last: keep_last, every: keep_every });
-    let mut state = State { parameters, optimizer, saver, position, completed };
+    let mut state = State { engine, saver, position, completed };
     let ended = advance(spec, stop, journal, task.as_mut(), &mut state, quota);
     // What ended the steps is told before a save that failed meanwhile.
     let settled = state.settle(journal);
@@ -248,8 +254,7 @@ fn train(
 
 /// What the steps change.
 struct State<'c> {
-    parameters: Parameters,
-    optimizer: AdamW,
+    engine: Engine,
     saver: Saver,
     position: TrainerState,
     /// The position's step, for whoever ends the attempt.
@@ -265,7 +270,7 @@ impl State<'_> {
             return Ok(());
         }
         journal.phase(Phase::Saving, 0, 1)?;
-        self.saver.begin(step, || Snapshot::take(&self.parameters, &self.optimizer, position))
+        self.saver.begin(step, || self.engine.snapshot(position))
     }
 
     /// Waits until everything saved is durable.
@@ -506,7 +511,7 @@ fn optimizer_step(
 ) -> Result<Option<(StepEvent, Vec<MicroStepProfile>)>> {
     let started = Instant::now();
     let train = recipe.train();
-    let State { parameters, optimizer, position, .. } = state;
+    let State { engine, position, .. } = state;
     let TrainerState { moments_from, .. } = *position;
     let step = position.step + 1;
     let mut micro_steps = Vec::new();
@@ -514,14 +519,14 @@ fn optimizer_step(
         micro_steps.push(micro_step);
         Ok(())
     };
-    let Some(parts) = task.gradients(parameters, step, interrupted, &mut done)? else { return Ok(None) };
+    let Some(parts) = task.gradients(engine, step, interrupted, &mut done)? else { return Ok(None) };
     if !parts.loss.is_finite() {
         return Err(Error::crash(format!("the loss is {} at step {step}", parts.loss))
             .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
     }
     let lr = rate_at(train, moments_from, step);
     let updating = Instant::now();
-    let grad_norm = optimizer.update(parameters, &parts.gradients, train, lr, step - moments_from)?;
+    let grad_norm = engine.update(train, lr, step - moments_from)?;
     if let Some(last) = micro_steps.last_mut() {
         last.update_ms = Some(milliseconds(updating.elapsed()));
     }
@@ -541,8 +546,8 @@ fn optimizer_step(
         data_ms: parts.data_ms,
         padding_waste: parts.padding as f64 / (parts.tokens + parts.text_rows) as f64,
         tokens: parts.tokens,
-        memory: memory::resident(),
-        branch_norm: branch_norm(parameters)?,
+        memory: engine.memory()?,
+        branch_norm: branch_norm(engine.parameters())?,
         packing: parts.packing,
         work: Some(position.work),
     };
