@@ -12,6 +12,7 @@ mod data_episodes;
 pub mod data_pack;
 mod data_validate;
 mod device;
+mod forecast;
 mod lines;
 mod metrics;
 mod open;

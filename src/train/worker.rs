@@ -6,6 +6,7 @@
 
 use super::checkpoint::{self, TrainerState};
 use super::engine::{Engine, EngineSpec};
+use super::forecast;
 use super::measure::averages;
 use super::open::{Opening, open};
 use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
@@ -237,13 +238,12 @@ fn train(
     let store = journal.writer.checkpoints();
     let present = store.complete()?.iter().map(Checkpoint::bytes).sum();
     let folder = journal.writer.run().checkpoints();
-    if let Some(warning) =
-        check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)?
-    {
+    if let Some(warning) = check_space(forecast::checkpoint_bytes(recipe), recipe.train(), &folder, present)? {
         journal.message(Level::Warning, warning)?;
     }
     let TrainConfig { keep_last, keep_every, .. } = *recipe.train();
-    let saver = Saver::new(store, Retention { last: keep_last, every: keep_every });
+    let paced = engine.device() == "cpu";
+    let saver = Saver::new(store, Retention { last: keep_last, every: keep_every }, paced);
     let mut state = State { engine, saver, position, completed };
     let ended = advance(spec, stop, journal, task.as_mut(), &mut state, quota);
     // What ended the steps is told before a save that failed meanwhile.
@@ -354,6 +354,9 @@ fn advance(
             }
         }
         journal.saved(&mut state.saver)?;
+        if state.saver.is_late(state.position.step, train.save_every) {
+            state.settle(journal)?;
+        }
     }
 }
 
