@@ -10,6 +10,7 @@ mod chosen;
 mod data;
 mod data_episodes;
 pub mod data_pack;
+mod data_tokens;
 mod data_validate;
 mod device;
 mod forecast;

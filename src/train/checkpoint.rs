@@ -7,8 +7,8 @@
 use crate::files::{create_folder, sync_folder};
 use crate::model::Parameters;
 use crate::runlog::{Checkpoint, ManifestFile, SealedFile, Work};
-use crate::{Error, Result};
-use candle_core::{Device, Tensor};
+use crate::{Error, Exit, Result};
+use candle_core::{DType, Device, Tensor};
 use safetensors::View;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,10 @@ impl Snapshot {
     }
 
     /// Writes the state into a checkpoint folder that is being staged, durably; `pause` hears how long each piece took.
+    ///
+    /// # Errors
+    /// `state_nonfinite` (exit 70) with the first tensor that is not finite: such a checkpoint would push out the last
+    /// good one. Of the disk: exit 74.
     pub fn write(&self, folder: &Path, pause: &dyn Fn(Duration)) -> Result<Vec<ManifestFile>> {
         create_folder(&folder.join(FOLDER))?;
         let state =
@@ -123,8 +127,26 @@ fn write_tensors(
     let mut file = SealedFile::create(path, pause)?;
     file.write(&(header.len() as u64).to_le_bytes())?;
     file.write(&header)?;
-    ordered.into_iter().try_for_each(|(_, tensor)| file.write(&View::data(tensor)))?;
+    for (name, tensor) in ordered {
+        let bytes = View::data(tensor);
+        if !is_finite(tensor.dtype(), &bytes) {
+            return Err(Error::new(Exit::Crash, "state_nonfinite", format!("{name} is not finite"))
+                .hint("nothing was saved, the checkpoint before is intact; lower train.lr or look at the data"));
+        }
+        file.write(&bytes)?;
+    }
     file.seal(name)
+}
+
+/// Are all numbers of these bytes finite? An exponent of ones is none; integers always are.
+fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
+    let wide = |number: &[u8; 4]| u32::from_le_bytes(*number) & 0x7f80_0000 != 0x7f80_0000;
+    let narrow = |number: &[u8; 2]| u16::from_le_bytes(*number) & 0x7f80 != 0x7f80;
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().all(wide),
+        DType::BF16 => bytes.as_chunks().0.iter().all(narrow),
+        _ => true,
+    }
 }
 
 fn load(path: &Path) -> Result<BTreeMap<String, Tensor>> {
@@ -141,7 +163,6 @@ mod tests {
     use super::*;
     use crate::model::{Initialiser, ParameterSpec};
     use crate::train::optimizer::AdamW;
-    use candle_core::DType;
 
     #[test]
     fn files_are_those_of_the_library_and_of_the_expected_size() {
@@ -181,6 +202,14 @@ mod tests {
         let expected = crate::train::forecast::checkpoint_bytes_of(&specs, DType::F32);
         assert!((written..written + 6000).contains(&expected), "{expected} expected, {written} written");
 
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for dtype in [DType::F32, DType::BF16] {
+                let broken = Tensor::new(&[1f32, f32::MAX / 2.0, value], &Device::Cpu).expect("a tensor");
+                let broken = BTreeMap::from([("x".to_owned(), broken.to_dtype(dtype).expect("cast"))]);
+                let error = write_tensors(folder.path(), "broken", &broken, &|_| ()).expect_err("refused");
+                assert_eq!((error.code, error.what.as_str()), ("state_nonfinite", "x is not finite"));
+            }
+        }
         let mixed = BTreeMap::from([
             ("a".to_owned(), Tensor::new(&[1u8, 2, 3], &Device::Cpu).expect("a tensor")),
             ("b".to_owned(), Tensor::new(&[1f64, 2.0], &Device::Cpu).expect("a tensor")),

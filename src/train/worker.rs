@@ -13,7 +13,7 @@ use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
 use super::saver::{Saver, check_space};
 use super::schedule::{count, rate_at};
 use super::stop::StopFlag;
-use super::task::{Point, Task, scalar};
+use super::task::{Point, StepParts, Task, scalar};
 use crate::config::{Recipe, TrainConfig};
 use crate::data::{Progress, sha256_hex};
 use crate::model::{self, Parameters};
@@ -22,6 +22,7 @@ use crate::runlog::{
     ValidationEvent,
 };
 use crate::{Error, Exit, Result};
+use candle_core::DType;
 use crossbeam_channel::RecvTimeoutError;
 use serde_json::{Map, Value};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -524,7 +525,8 @@ fn optimizer_step(
     };
     let Some(parts) = task.gradients(engine, step, interrupted, &mut done)? else { return Ok(None) };
     if !parts.loss.is_finite() {
-        return Err(Error::crash(format!("the loss is {} at step {step}", parts.loss))
+        let culprit = culprit(engine.parameters(), &parts)?;
+        return Err(Error::crash(format!("the loss is {} at step {step}: {culprit}", parts.loss))
             .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
     }
     let lr = rate_at(train, moments_from, step);
@@ -555,6 +557,20 @@ fn optimizer_step(
         work: Some(position.work),
     };
     Ok(Some((event, micro_steps)))
+}
+
+/// What made a loss that is not finite: a parameter that training has ruined, or else the part of the loss.
+fn culprit(parameters: &Parameters, parts: &StepParts) -> Result<String> {
+    for (name, variable) in parameters.iter() {
+        let values: Vec<f32> = variable.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Ok(format!("the first tensor that is not finite is {name}, value {at} of {}", values.len()));
+        }
+    }
+    // What a family lacks is NaN by rights, and no reason.
+    let losses = [("video", parts.loss_video), ("action", parts.loss_action), ("proprioception", parts.loss_proprio)];
+    let broken = losses.iter().filter(|(_, loss)| !loss.is_finite()).map(|(name, loss)| format!("{name} {loss}"));
+    Ok(format!("all parameters are finite; losses: {}", broken.collect::<Vec<_>>().join(", ")))
 }
 
 /// Norm over all output projections of the geometry branch: one that stays at zero is a null result of another kind.
