@@ -331,6 +331,9 @@ pub struct SealedFile<'p> {
     path: PathBuf,
     hasher: Sha256,
     bytes: u64,
+    /// Work since the last pause, and bytes.
+    worked: Duration,
+    unpaused: usize,
     pause: &'p dyn Fn(Duration),
 }
 
@@ -338,10 +341,16 @@ impl<'p> SealedFile<'p> {
     /// Bytes a piece: long enough to be written well, short enough to pause often (some ms).
     const PIECE: usize = 4 << 20;
 
-    /// Creates the file; `pause` hears how long each piece took.
+    /// Creates the file; `pause` hears after each piece how long the work on it took.
     pub fn create(path: &Path, pause: &'p dyn Fn(Duration)) -> Result<Self> {
         let file = File::create(path).map_err(|error| cannot_write(path, &error))?;
-        Ok(Self { file, path: path.to_owned(), hasher: Sha256::new(), bytes: 0, pause })
+        let (hasher, worked) = (Sha256::new(), Duration::ZERO);
+        Ok(Self { file, path: path.to_owned(), hasher, bytes: 0, worked, unpaused: 0, pause })
+    }
+
+    /// Other work on what is written next counts for the next pause.
+    pub fn worked(&mut self, time: Duration) {
+        self.worked += time;
     }
 
     /// Appends these bytes.
@@ -351,8 +360,11 @@ impl<'p> SealedFile<'p> {
             self.hasher.update(piece);
             self.file.write_all(piece).map_err(|error| cannot_write(&self.path, &error))?;
             self.bytes += piece.len() as u64;
-            if piece.len() == Self::PIECE {
-                (self.pause)(started.elapsed());
+            self.unpaused += piece.len();
+            self.worked += started.elapsed();
+            if self.unpaused >= Self::PIECE {
+                (self.pause)(std::mem::take(&mut self.worked));
+                self.unpaused = 0;
             }
         }
         Ok(())

@@ -14,7 +14,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const FOLDER: &str = "transformer";
 const WEIGHTS: &str = "transformer/diffusion_pytorch_model.safetensors";
@@ -128,11 +128,13 @@ fn write_tensors(
     file.write(&(header.len() as u64).to_le_bytes())?;
     file.write(&header)?;
     for (name, tensor) in ordered {
+        let looking = Instant::now();
         let bytes = View::data(tensor);
         if !is_finite(tensor.dtype(), &bytes) {
             return Err(Error::new(Exit::Crash, "state_nonfinite", format!("{name} is not finite"))
                 .hint("nothing was saved, the checkpoint before is intact; lower train.lr or look at the data"));
         }
+        file.worked(looking.elapsed());
         file.write(&bytes)?;
     }
     file.seal(name)
