@@ -15,6 +15,7 @@ pub mod data;
 pub mod error;
 pub mod eval;
 pub mod files;
+pub mod hub;
 pub mod model;
 pub mod ops;
 pub mod pack;

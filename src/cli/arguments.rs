@@ -169,6 +169,7 @@ Examples:
   lbva-tui check experiments/demo
   lbva-tui check configs/xwam_5b.yaml
   lbva-tui check experiments/demo --set train.lr=1e-4 --json
+  lbva-tui check configs/xwam_5b.yaml --hub robbyant/lingbot-va-base
 
 Lists every problem, not only the first; exit 0 without any, else the code of the first.";
 
@@ -352,6 +353,10 @@ pub struct StopArguments {
 pub struct CheckArguments {
     /// Folder with an experiment.yaml, or one recipe file
     pub path: PathBuf,
+    /// Ask the hub whether this repository may be downloaded, as owner/name or datasets/owner/name; may be repeated.
+    /// Asked in any case are those in whose cache a file of the recipe would lie that is not here
+    #[arg(long, value_name = "REPOSITORY")]
+    pub hub: Vec<String>,
     /// Override a field of the recipe, as in train.lr=1e-4; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

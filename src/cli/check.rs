@@ -7,6 +7,7 @@ use super::output;
 use crate::codec::{Extent, LatentCodec, LinearCodec, SPACE_STRIDE};
 use crate::config::{self, CodecConfig, Experiment, LatentSource, LingbotRecipe, PackingKind, Recipe, XwamRecipe};
 use crate::data::{ClipSample, Dataset, EpisodeSet};
+use crate::hub::{Access, Hub, Repository, missing_repositories};
 use crate::model::{self, ParameterCount};
 use crate::pack::cost::CostModel;
 use crate::pack::length::{round_up, trunk_tokens};
@@ -20,11 +21,14 @@ use crate::{Error, Exit, Result};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Checks an experiment or a recipe; exit 0 without problems, else that of the first.
 pub fn check(arguments: &CheckArguments, global: &Global) -> Result<Exit> {
-    let report = examine(&arguments.path, &arguments.set);
+    let named = arguments.hub.iter().map(|text| Repository::parse(text)).collect::<Result<Vec<_>>>()?;
+    let mut report = examine(&arguments.path, &arguments.set);
+    report.ask_hub(named);
     if global.json {
         output::document(&report)?;
     } else {
@@ -52,6 +56,11 @@ struct Report {
     /// What is worth knowing and no problem.
     notes: Vec<String>,
     device: Option<Device>,
+    /// Repositories that may be downloaded, and with whose token.
+    hub: Vec<Access>,
+    /// Repositories that files of the recipe, which are not here, would come from.
+    #[serde(skip)]
+    repositories: Vec<Repository>,
     #[serde(serialize_with = "problems_as_json")]
     problems: Vec<Error>,
 }
@@ -304,6 +313,8 @@ impl Report {
             disk: None,
             notes: Vec::new(),
             device,
+            hub: Vec::new(),
+            repositories: recipes.iter().flat_map(|(_, recipe)| missing_repositories(recipe)).collect(),
             problems,
         };
         // A recipe by itself may name what lies on another machine; an experiment is about to be run here.
@@ -331,6 +342,22 @@ impl Report {
         }
         report.ok = report.problems.is_empty();
         report
+    }
+
+    /// Asks for those named on the command line and those of the recipe.
+    fn ask_hub(&mut self, named: Vec<Repository>) {
+        let repositories: BTreeSet<Repository> = named.into_iter().chain(self.repositories.drain(..)).collect();
+        if repositories.is_empty() {
+            return;
+        }
+        let hub = Hub::from_environment();
+        for repository in &repositories {
+            match hub.access(repository) {
+                Ok(access) => self.hub.push(access),
+                Err(problem) => self.add(vec![problem]),
+            }
+        }
+        self.ok = self.problems.is_empty();
     }
 
     /// What several arms share is one problem.
@@ -380,6 +407,11 @@ impl Report {
         }
         if let Some(device) = &self.device {
             rows.push(("device", format!("{} ({})", device.name, device.reason)));
+        }
+        for Access { repository, identity } in &self.hub {
+            let who =
+                identity.as_ref().map_or("without a token".to_owned(), |name| format!("with the token of {name}"));
+            rows.push(("hub", format!("{} may be downloaded {who}", repository.name)));
         }
         rows.extend(self.notes.iter().map(|note| ("note", note.clone())));
         rows.push((
