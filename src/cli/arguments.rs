@@ -420,6 +420,12 @@ pub struct BenchArguments {
 pub enum Bench {
     /// Forward and backward of LingBot-VA's 5 B on one GPU
     Trunk(TrunkBenchArguments),
+    /// Each matrix product of the trunk with each algorithm that cuBLASLt proposes
+    Gemm {
+        /// Rows of the products
+        #[arg(long, default_value_t = 80640)]
+        tokens: usize,
+    },
 }
 
 #[derive(Debug, Args)]

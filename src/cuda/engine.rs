@@ -12,7 +12,7 @@ use super::device::Gpu;
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
 use super::launch::{Argument, Grid, Launcher, Operand, Slice, device_error, long};
-use super::trunk::{Condition, KeepPolicy, Pass, Trunk, adjacent};
+use super::trunk::{Condition, KeepPolicy, Needed, Pass, Trunk, adjacent};
 use crate::config::{ParameterFormat, TrainConfig};
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
@@ -29,9 +29,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Left to candle's embedders and heads, the library's scratch space and the driver when the arena is sized; a batch's
-/// own share of it is added on top.
-const RESERVE: u64 = 2 << 30;
+/// Left to the libraries and the driver when the arena is sized; a batch's own share is added on top.
+const RESERVE: u64 = 1 << 30;
+/// Bytes a token and channel that candle takes beside the embedders' part at its peak, which is in the heads' backward
+/// pass: the stream and its gradient from each head in f32, and half of the tokens a few times over.
+const BACK_BYTES: u64 = 30;
 
 /// Parameters, their gradients and the optimizer's state, all in one order on the device.
 #[derive(Debug)]
@@ -49,7 +51,7 @@ pub(crate) struct Engine {
     arena: Option<CudaSlice<u8>>,
     /// Bytes that the arena may take at most; `None`: what the device has free.
     limit: Option<u64>,
-    policy: Option<(KeepPolicy, u64)>,
+    policy: Option<(KeepPolicy, Needed)>,
     peak_seen: AtomicU64,
     collective: Box<dyn Collective>,
 }
@@ -203,7 +205,7 @@ impl Engine {
     }
 
     /// The policy of the last micro-step and the bytes that it was predicted to take.
-    pub fn policy(&self) -> Option<(KeepPolicy, u64)> {
+    pub fn policy(&self) -> Option<(KeepPolicy, Needed)> {
         self.policy
     }
 
@@ -288,7 +290,8 @@ impl Engine {
         self.policy = Some((policy, needed));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
-        let mut arena = Arena::new(base, memory.len() as u64, if self.half { 2 } else { 4 });
+        let operand = if self.half { 2 } else { 4 };
+        let mut arena = Arena::new(base, needed.kept, operand);
         let shared: Vec<Var> = front
             .tensors()
             .into_iter()
@@ -313,6 +316,7 @@ impl Engine {
         let stream_shape = [batch, tokens, width];
 
         copy_in(&front_x, pass.boundary(0))?;
+        pass.work_in(Arena::new(base + needed.kept, needed.scratch, operand));
         let mut insertion_inputs: BTreeMap<usize, Tensor> = BTreeMap::new();
         for layer in 0..depth {
             if let (Some(branch), Some(geometry)) = (model.insertion(layer), &conditioning.geometry) {
@@ -338,6 +342,8 @@ impl Engine {
         copy_in(&required(&store, &last)?, pass.dx)?;
         drop(store);
         drop(last);
+        let losses = losses.detach();
+        drop(output);
         clock.tick(&self.gpu)?;
 
         for layer in (0..depth).rev() {
@@ -375,33 +381,34 @@ impl Engine {
         }
         collect(&surrogate.backward()?)?;
         clock.tick(&self.gpu)?;
-        let losses = losses.detach();
         self.gpu.synchronize()?;
         let times = DeviceTimes { flop, peak: if self.half { self.gpu.peak_flops } else { None }, ..clock.times()? };
         Ok(MicroStep { losses, times })
     }
 
     /// Makes sure that the arena holds this batch, and says under which policy.
-    fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, u64)> {
+    fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
         let (free, _) = self.gpu.memory()?;
-        // Candle's part of a batch: the stream in and out of the heads, and gradients of both.
-        let stream = (self.trunk.size(tables).tokens * self.trunk.size(tables).width * 4) as u64;
+        let size = self.trunk.size(tables);
+        let stream = (size.tokens * size.width) as u64;
         let pool = self.gpu.unused_bytes()?;
-        let room = (free + pool + held).saturating_sub(RESERVE + 8 * stream);
+        let room = (free + pool + held).saturating_sub(RESERVE + BACK_BYTES * stream);
         let budget = self.limit.map_or(room, |limit| limit.min(room));
         let (policy, needed) = self.trunk.policy_within(tables, budget)?;
-        if needed > budget.max(held) {
-            let what =
-                format!("a batch of {} tokens needs {needed} bytes of arena, {budget} are free", tables.tokens());
-            return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what)
-                .hint("even with nothing kept for the backward pass; take a smaller batch (train.batch_size, packing.token_budget)"));
+        let bytes = needed.bytes();
+        if bytes > budget.max(held) {
+            let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());
+            return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what).hint(
+                "even with nothing kept for the backward pass; take a smaller batch (train.batch_size, \
+                 packing.token_budget)",
+            ));
         }
-        if needed > held {
+        if bytes > held {
             self.arena = None;
             self.gpu.synchronize()?;
             // A little more, so that batches of slightly more tokens do not ask again.
-            let bytes = (needed + needed / 16).min(budget);
+            let bytes = (bytes + bytes / 16).min(budget);
             // SAFETY: whatever is read from the arena was written before.
             let memory = unsafe { self.gpu.stream.alloc::<u8>(bytes as usize) }.map_err(|error| {
                 device_error(

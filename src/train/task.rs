@@ -84,7 +84,7 @@ pub(super) struct StepParts {
     /// By the device's clock, if it has one.
     pub times: Option<StepTimes>,
     /// FLOP of the passes, and what the device could have done in their time.
-    flop: [f64; 2],
+    pub flop: [f64; 2],
 }
 
 impl StepParts {
