@@ -629,7 +629,7 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
         for (int item = blockIdx.x; item < tiles * heads; item += gridDim.x) {
             const int head = item / tiles, tile = tile_order[item % tiles], row = tile * ROWS + own_row;
             const int begin = tile_start[tile], end = tile_start[tile + 1];
-            float base[2], own_delta[2], rest[2] = {0.f, 0.f};
+            float base[2], own_delta[2], rest[2] = {0.f, 0.f};  // rest: see attention.cu
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const long long of_row = (long long)head * N + row + 8 * r;
