@@ -27,12 +27,16 @@ const HOPPER_HEAD: usize = 128;
 /// Threads, and bytes of shared memory of the forward, the query and the key kernel.
 const HOPPER_THREADS: u32 = 384;
 const HOPPER_SHARED: [u32; 3] = [164_864, 197_632, 164_864];
+/// Multiprocessors of an H100 or H200, to which the runs of few keys are cut: on every device alike, so that sums agree.
+const HOPPER_MULTIPROCESSORS: usize = 132;
 
 /// The kernels for one operand dtype and head width.
 #[derive(Clone, Debug)]
 pub(crate) struct Attention {
     suffix: &'static str,
     hopper: bool,
+    /// Of the device: the blocks of a kernel for Hopper.
+    multiprocessors: usize,
     head_dim: usize,
     tiling: Tiling,
 }
@@ -44,6 +48,8 @@ struct Lists {
     list: Slice<i32>,
     order: Slice<i32>,
     tiles: usize,
+    /// Entries of the longest list.
+    longest: usize,
 }
 
 /// A plan on the device.
@@ -73,8 +79,16 @@ impl Lists {
             list: upload(launcher, arena, &lists.list)?,
             order: upload(launcher, arena, &lists.order)?,
             tiles: lists.tiles(),
+            longest: lists.start.windows(2).map(|ends| (ends[1] - ends[0]) as usize).max().unwrap_or(0),
         })
     }
+}
+
+/// Into how many runs the Hopper key kernel cuts each list of `longest` entries, for so many pairs of a key tile and a
+/// head: enough to fill the GPU where keys are few. A run costs about 8 entries more than its own.
+fn key_splits(pairs: usize, longest: usize) -> usize {
+    let cost = |splits: &usize| (pairs * splits).div_ceil(HOPPER_MULTIPROCESSORS) * (longest.div_ceil(*splits) + 8);
+    (1..=16).min_by_key(cost).unwrap_or(1)
 }
 
 impl AttentionTables {
@@ -102,7 +116,10 @@ impl Attention {
             true => Tiling { forward: [128, 128], by_query: [128, 128], by_key: [64, 128] },
             false => Tiling { forward: plain, by_query: plain, by_key: plain },
         };
-        Self { suffix: if ops.half { "bf16" } else { "f32" }, hopper, head_dim, tiling }
+        let count = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let counted = ops.launcher.stream().and_then(|stream| stream.context().attribute(count).ok());
+        let multiprocessors = counted.map_or(HOPPER_MULTIPROCESSORS, |count| count.max(1) as usize);
+        Self { suffix: if ops.half { "bf16" } else { "f32" }, hopper, multiprocessors, head_dim, tiling }
     }
 
     /// What the host has to cut a plan into.
@@ -125,7 +142,8 @@ impl Attention {
     /// Of kernel `number`, as in [`HOPPER_SHARED`].
     fn grid(&self, lists: &Lists, heads: usize, number: usize) -> Grid {
         if self.hopper {
-            return Grid::new(lists.tiles * heads, HOPPER_THREADS).shared(HOPPER_SHARED[number]);
+            let blocks = (lists.tiles * heads).min(self.multiprocessors);
+            return Grid::new(blocks, HOPPER_THREADS).shared(HOPPER_SHARED[number]);
         }
         let tensors = if number == 0 { 3 } else { 4 };
         // Tiles of f32 padded by one column, and the scores between them.
@@ -134,7 +152,7 @@ impl Attention {
     }
 
     /// The plan's arguments, which come last in every kernel but the one for `delta`.
-    fn plan_arguments(&self, tables: &AttentionTables, lists: &Lists) -> Result<Vec<Argument>> {
+    fn plan_arguments(&self, tables: &AttentionTables, lists: &Lists, heads: usize) -> Result<Vec<Argument>> {
         let mut arguments = vec![
             tables.row_keys.into(),
             lists.start.into(),
@@ -146,9 +164,7 @@ impl Attention {
             int(tables.keys)?,
             int(lists.tiles)?,
         ];
-        if !self.hopper {
-            arguments.push(int(self.head_dim)?);
-        }
+        arguments.push(int(if self.hopper { heads } else { self.head_dim })?);
         Ok(arguments)
     }
 
@@ -180,7 +196,7 @@ impl Attention {
         let mut arguments = self.inputs(ops, inputs, tables, heads)?;
         arguments.extend(matrix(&out));
         arguments.push(statistics.into());
-        arguments.extend(self.plan_arguments(tables, &tables.forward)?);
+        arguments.extend(self.plan_arguments(tables, &tables.forward, heads)?);
         ops.launcher.launch(&self.name(""), self.grid(&tables.forward, heads, 0), &arguments)
     }
 
@@ -210,18 +226,32 @@ impl Attention {
         shared.extend(self.input(ops, &out_gradient, tables.queries, heads)?);
         shared.extend([Argument::from(statistics), Argument::from(delta)]);
         let arguments =
-            [shared.clone(), matrix(&gradients.q).to_vec(), self.plan_arguments(tables, &tables.by_query)?].concat();
+            [shared.clone(), matrix(&gradients.q).to_vec(), self.plan_arguments(tables, &tables.by_query, heads)?]
+                .concat();
         let grid = self.grid(&tables.by_query, heads, 1);
         ops.launcher.launch(&self.name("_backward_query"), grid, &arguments)?;
-        let arguments = [
-            shared,
-            matrix(&gradients.k).to_vec(),
-            matrix(&gradients.v).to_vec(),
-            self.plan_arguments(tables, &tables.by_key)?,
-        ]
-        .concat();
-        let grid = self.grid(&tables.by_key, heads, 2);
+        // After the query kernel: it corrects `delta` for this one.
+        let outputs = [matrix(&gradients.k), matrix(&gradients.v)].concat();
+        let mut arguments = [shared, outputs.clone(), self.plan_arguments(tables, &tables.by_key, heads)?].concat();
+        let mut grid = self.grid(&tables.by_key, heads, 2);
+        if !self.hopper {
+            ops.launcher.launch(&self.name("_backward_key"), grid, &arguments)?;
+            arena.release(mark);
+            return Ok(());
+        }
+        let splits = key_splits(tables.by_key.tiles * heads, tables.by_key.longest);
+        let width = heads * HOPPER_HEAD;
+        let size = tables.keys * width;
+        let partial: Slice<f32> = if splits > 1 { arena.take(splits * 2 * size)? } else { Slice::null() };
+        grid.blocks[1] = splits;
+        arguments.push(partial.into());
         ops.launcher.launch(&self.name("_backward_key"), grid, &arguments)?;
+        if splits > 1 {
+            let mut arguments = vec![Argument::from(partial)];
+            arguments.extend(outputs);
+            arguments.extend([int(tables.keys)?, int(width)?, int(splits)?]);
+            ops.launcher.launch("attention_hopper_sum_splits", Grid::plane(size.div_ceil(1024), 2, 256), &arguments)?;
+        }
         arena.release(mark);
         Ok(())
     }
