@@ -58,6 +58,15 @@ pub(crate) struct AttentionTables {
     by_key: Lists,
 }
 
+/// What the gradients are computed from: q, k, v, the output's gradient, log-sum-exp and `delta` [heads, N].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub inputs: [Rows; 3],
+    pub out_gradient: Rows,
+    pub statistics: Slice<f32>,
+    pub delta: Slice<f32>,
+}
+
 /// Where the gradients go: [N, D], [S, D], [S, D].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gradients {
@@ -103,6 +112,11 @@ impl Attention {
             false => Tiling { forward: plain, by_query: plain, by_key: plain },
         };
         Self { suffix: if ops.half { "bf16" } else { "f32" }, hopper, head_dim, tiling }
+    }
+
+    /// Whether these are the kernels for Hopper.
+    pub fn is_hopper(&self) -> bool {
+        self.hopper
     }
 
     /// What the host has to cut a plan into.
@@ -198,36 +212,68 @@ impl Attention {
         arena: &mut Arena,
     ) -> Result<()> {
         let mark = arena.mark();
-        let delta: Slice<f32> = arena.take(heads * tables.queries)?;
+        let delta = arena.take(heads * tables.queries)?;
+        self.delta(ops, out, out_gradient, delta, tables, heads)?;
+        let known = Known { inputs, out_gradient, statistics, delta };
+        self.query_gradient(ops, &known, gradients.q, tables, heads)?;
+        self.key_gradients(ops, &known, gradients.k, gradients.v, tables, heads)?;
+        arena.release(mark);
+        Ok(())
+    }
+
+    /// Sums over a head of output times its gradient, [heads, N]: what both other parts of the backward pass read.
+    pub fn delta(
+        &self,
+        ops: &Ops,
+        out: Rows,
+        out_gradient: Rows,
+        delta: Slice<f32>,
+        tables: &AttentionTables,
+        heads: usize,
+    ) -> Result<()> {
         let mut arguments: Vec<Argument> = matrix(&out).to_vec();
         arguments.extend(matrix(&out_gradient));
         arguments.extend([delta.into(), int(tables.queries)?, int(heads)?, int(self.head_dim)?]);
         let warps = tables.queries * heads;
-        let name = format!("attention_delta_{}", self.suffix);
-        ops.launcher.launch(&name, Grid::new(warps.div_ceil(8), 256), &arguments)?;
+        ops.launcher.launch(&format!("attention_delta_{}", self.suffix), Grid::new(warps.div_ceil(8), 256), &arguments)
+    }
 
-        let mut shared = self.inputs(ops, inputs, tables, heads)?;
-        shared.extend(self.input(ops, &out_gradient, tables.queries, heads)?);
-        shared.extend([Argument::from(statistics), Argument::from(delta)]);
-        let arguments = [
-            shared.clone(),
-            matrix(&gradients.q).to_vec(),
-            self.plan_arguments(tables, &tables.by_query)?,
-        ]
-        .concat();
-        let grid = self.grid(&tables.by_query, heads, 1);
-        ops.launcher.launch(&self.name("_backward_query"), grid, &arguments)?;
-        let arguments = [
-            shared,
-            matrix(&gradients.k).to_vec(),
-            matrix(&gradients.v).to_vec(),
-            self.plan_arguments(tables, &tables.by_key)?,
-        ]
-        .concat();
-        let grid = self.grid(&tables.by_key, heads, 2);
-        ops.launcher.launch(&self.name("_backward_key"), grid, &arguments)?;
-        arena.release(mark);
-        Ok(())
+    /// Of the queries alone.
+    pub fn query_gradient(
+        &self,
+        ops: &Ops,
+        known: &Known,
+        gradient: Rows,
+        tables: &AttentionTables,
+        heads: usize,
+    ) -> Result<()> {
+        let mut arguments = self.known(ops, known, tables, heads)?;
+        arguments.extend(matrix(&gradient));
+        arguments.extend(self.plan_arguments(tables, &tables.by_query)?);
+        ops.launcher.launch(&self.name("_backward_query"), self.grid(&tables.by_query, heads, 1), &arguments)
+    }
+
+    /// Of keys and values.
+    pub fn key_gradients(
+        &self,
+        ops: &Ops,
+        known: &Known,
+        k: Rows,
+        v: Rows,
+        tables: &AttentionTables,
+        heads: usize,
+    ) -> Result<()> {
+        let mut arguments = self.known(ops, known, tables, heads)?;
+        arguments.extend([matrix(&k), matrix(&v)].concat());
+        arguments.extend(self.plan_arguments(tables, &tables.by_key)?);
+        ops.launcher.launch(&self.name("_backward_key"), self.grid(&tables.by_key, heads, 2), &arguments)
+    }
+
+    fn known(&self, ops: &Ops, known: &Known, tables: &AttentionTables, heads: usize) -> Result<Vec<Argument>> {
+        let mut arguments = self.inputs(ops, known.inputs, tables, heads)?;
+        arguments.extend(self.input(ops, &known.out_gradient, tables.queries, heads)?);
+        arguments.extend([Argument::from(known.statistics), Argument::from(known.delta)]);
+        Ok(arguments)
     }
 }
 

@@ -4,7 +4,8 @@
 //! rows of text an episode. Random weights give random numbers and the same work.
 
 use super::device::Gpu;
-use super::engine::{Engine, Parts, UpdateRule};
+use super::engine::{Engine, Parts};
+use super::optimizer::UpdateRule;
 use crate::config::{LingbotModelConfig, ParameterFormat};
 use crate::model::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, Transformer, lingbot_parameter_specs};
 use crate::random::{Draw, Purpose};
@@ -133,7 +134,8 @@ fn batch(bench: &TrunkBench, config: &LingbotModelConfig, chunk: usize, window: 
 /// Mean square of the predictions: a loss without targets to carry.
 fn loss(output: &Vec<EpisodeOutput>) -> candle_core::Result<Losses> {
     let mean = |pick: fn(&EpisodeOutput) -> &Tensor| -> candle_core::Result<Tensor> {
-        let parts = output.iter().map(|episode| pick(episode).sqr()?.mean_all()).collect::<candle_core::Result<Vec<_>>>()?;
+        let parts =
+            output.iter().map(|episode| pick(episode).sqr()?.mean_all()).collect::<candle_core::Result<Vec<_>>>()?;
         Tensor::stack(&parts, 0)?.mean_all()
     };
     let (video, action) = (mean(|e| &e.video)?, mean(|e| &e.action)?);

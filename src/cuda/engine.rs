@@ -11,9 +11,10 @@ use super::collective::{Alone, Collective};
 use super::device::Gpu;
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
-use super::launch::{Argument, Grid, Launcher, Operand, Slice, device_error, long};
+use super::launch::{Launcher, Operand, Slice, device_error};
+use super::optimizer::{self, NormBuffer, UpdateBuffers, UpdateRule};
 use super::trunk::{Condition, KeepPolicy, Pass, Trunk, adjacent};
-use crate::config::{ParameterFormat, TrainConfig};
+use crate::config::ParameterFormat;
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
@@ -64,23 +65,6 @@ struct OptimizerState {
     norm: CudaSlice<f64>,
 }
 
-/// What an update depends on beside rate and step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UpdateRule {
-    /// Gradient norm above which gradients are scaled down.
-    pub clip_norm: f64,
-    pub betas: [f64; 2],
-    pub eps: f64,
-    pub weight_decay: f64,
-}
-
-impl From<&TrainConfig> for UpdateRule {
-    fn from(config: &TrainConfig) -> Self {
-        let &TrainConfig { clip_norm, betas, adam_eps, weight_decay, .. } = config;
-        Self { clip_norm, betas, eps: adam_eps, weight_decay }
-    }
-}
-
 /// Parts of a micro-step, by the device's own clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Parts {
@@ -107,9 +91,6 @@ pub(crate) struct MicroStep {
     pub losses: Losses,
     pub parts: Parts,
 }
-
-/// Blocks of the sum of squares.
-const NORM_BLOCKS: usize = 1056;
 
 impl Engine {
     /// An engine over parameters of a model that asks for `shape`. Their values are copied; `with_optimizer` makes room for masters and
@@ -184,7 +165,7 @@ impl Engine {
                 second: allocate(flat.trained, "second moments")?,
                 norm: gpu
                     .stream
-                    .alloc_zeros::<f64>(NORM_BLOCKS + 1)
+                    .alloc_zeros::<f64>(NormBuffer::LEN)
                     .map_err(|error| device_error(error, "allocating the gradient norm"))?,
             }),
         };
@@ -234,10 +215,6 @@ impl Engine {
         Ok(Memory { kind: MemoryKind::Gpu, bytes, peak_bytes: peak, total_bytes: self.gpu.total_bytes })
     }
 
-    fn suffix(&self) -> &'static str {
-        if self.half { "bf16" } else { "f32" }
-    }
-
     /// Sets a parameter, and its master.
     pub fn load_parameter(&mut self, name: &str, values: &Tensor) -> Result<()> {
         let span = self.flat.span(name)?;
@@ -246,7 +223,8 @@ impl Engine {
         if host.len() != span.len {
             return Err(Error::crash(format!("{} values for {name} of {}", host.len(), span.len)));
         }
-        let rounded: Vec<bf16> = if self.half { host.iter().map(|value| bf16::from_f32(*value)).collect() } else { vec![] };
+        let rounded: Vec<bf16> =
+            if self.half { host.iter().map(|value| bf16::from_f32(*value)).collect() } else { vec![] };
         let stream = &self.gpu.stream;
         let failed = |error| device_error(error, format!("copying {name} to the device"));
         let bytes = if self.half { 2 } else { 4 };
@@ -269,19 +247,8 @@ impl Engine {
 
     /// Draws every parameter from a normal distribution on the device: for benchmarks.
     pub fn randomise(&mut self, std: f32, seed: u64) -> Result<()> {
-        let count = self.flat.len;
-        let arguments: [Argument; 5] = [
-            Slice::<Operand>::new(self.parameter_base, count).into(),
-            std.into(),
-            Argument::Long(seed as i64),
-            Argument::Long(0),
-            long(count),
-        ];
-        self.launcher.launch(
-            &format!("fill_normal_{}", self.suffix()),
-            Grid::new(count.div_ceil(1024) + 1, 256),
-            &arguments,
-        )
+        let parameters = Slice::<Operand>::new(self.parameter_base, self.flat.len);
+        optimizer::fill_normal(&self.launcher, self.half, parameters, std, seed, 0)
     }
 
     /// One forward and backward pass; `weight` times its gradients are added to those of the step.
@@ -298,8 +265,7 @@ impl Engine {
         let (front_x, front) = model.front(input, &layout)?;
         let (batch, tokens, width) = front_x.dims3()?;
         let (_, text_rows, _) = front.text.dims3()?;
-        let tables =
-            BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
+        let tables = BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
         clock.tick(&self.gpu)?;
 
         let depth = self.trunk.depth();
@@ -308,14 +274,16 @@ impl Engine {
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
         let mut arena = Arena::new(base, memory.len() as u64, if self.half { 2 } else { 4 });
-        let shared: Vec<Var> =
-            front.tensors().into_iter().map(|tensor| Var::from_tensor(&tensor.detach())).collect::<candle_core::Result<_>>()?;
+        let shared: Vec<Var> = front
+            .tensors()
+            .into_iter()
+            .map(|tensor| Var::from_tensor(&tensor.detach()))
+            .collect::<candle_core::Result<_>>()?;
         let conditioning: Conditioning =
             front.with_tensors(&shared.iter().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
         let e0 = conditioning.e0.contiguous()?;
         let text = conditioning.text.contiguous()?;
-        let condition =
-            Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
+        let condition = Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
         let mut pass = Pass::begin(&self.trunk, &mut arena, &tables, condition, &policy)?;
         let bytes = if self.half { 2 } else { 4 };
         let copy_in = |tensor: &Tensor, to: Slice<f32>| -> Result<()> {
@@ -346,7 +314,9 @@ impl Engine {
         let output = model.back(last.as_tensor(), &conditioning, &layout)?;
         let losses = loss(&output)?;
         let store = (&losses.total * weight)?.backward()?;
-        let collect = |store: &GradStore| collect(&self.parameters, &self.flat, &self.gradients, store, &self.gpu, &self.launcher);
+        let collect = |store: &GradStore| {
+            collect(&self.parameters, &self.flat, &self.gradients, store, &self.gpu, &self.launcher)
+        };
         collect(&store)?;
         let mut cotangents: Vec<Option<Tensor>> = vec![None; shared.len()];
         accumulate(&store, &shared, &mut cotangents)?;
@@ -406,7 +376,8 @@ impl Engine {
         let budget = self.limit.map_or(room, |limit| limit.min(room));
         let (policy, needed) = self.trunk.policy_within(tables, budget)?;
         if needed > budget.max(held) {
-            let what = format!("a batch of {} tokens needs {needed} bytes of arena, {budget} are free", tables.tokens());
+            let what =
+                format!("a batch of {} tokens needs {needed} bytes of arena, {budget} are free", tables.tokens());
             return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what)
                 .hint("even with nothing kept for the backward pass; take a smaller batch (train.batch_size, packing.token_budget)"));
         }
@@ -417,7 +388,10 @@ impl Engine {
             let bytes = (needed + needed / 16).min(budget);
             // SAFETY: whatever is read from the arena was written before.
             let memory = unsafe { self.gpu.stream.alloc::<u8>(bytes as usize) }.map_err(|error| {
-                device_error(error, format!("allocating {bytes} bytes of arena with {free} bytes free, policy: {policy}"))
+                device_error(
+                    error,
+                    format!("allocating {bytes} bytes of arena with {free} bytes free, policy: {policy}"),
+                )
             })?;
             self.arena = Some(memory);
         }
@@ -433,34 +407,16 @@ impl Engine {
         let at = |slice: &CudaSlice<f32>| Slice::<f32>::new(slice.device_ptr(stream).0, count);
         let gradients = at(&self.gradients);
         self.collective.sum_gradients(gradients)?;
-        let norm_base = state.norm.device_ptr(stream).0;
-        let (total, partial) = (Slice::<f64>::new(norm_base, 1), Slice::<f64>::new(norm_base + 8, NORM_BLOCKS));
-        self.launcher.launch("square_sum", Grid::new(NORM_BLOCKS, 256), &[gradients.into(), partial.into(), long(count)])?;
-        let arguments = [partial.into(), Argument::Int(NORM_BLOCKS as i32), total.into()];
-        self.launcher.launch("square_sum_finish", Grid::new(1, 256), &arguments)?;
-        let [beta1, beta2] = rule.betas;
-        let power = step.min(i32::MAX as u64) as i32;
-        let correction1 = 1.0 - beta1.powi(power);
-        let root_correction2 = 1.0 / (1.0 - beta2.powi(power)).sqrt();
-        let arguments: Vec<Argument> = vec![
-            Slice::<Operand>::new(self.parameter_base, count).into(),
-            state.master.as_ref().map_or(Slice::null(), at).into(),
-            at(&state.first).into(),
-            at(&state.second).into(),
-            gradients.into(),
-            total.into(),
-            (rule.clip_norm as f32).into(),
-            (lr as f32).into(),
-            (beta1 as f32).into(),
-            (beta2 as f32).into(),
-            (rule.eps as f32).into(),
-            (rule.weight_decay as f32).into(),
-            (correction1 as f32).into(),
-            (root_correction2 as f32).into(),
-            long(count),
-        ];
-        let name = format!("adamw_{}", self.suffix());
-        self.launcher.launch(&name, Grid::new(count.div_ceil(1024), 256), &arguments)?;
+        let norm = NormBuffer(Slice::new(state.norm.device_ptr(stream).0, NormBuffer::LEN));
+        optimizer::square_sum(&self.launcher, gradients, norm)?;
+        let buffers = UpdateBuffers {
+            parameters: Slice::new(self.parameter_base, count),
+            master: state.master.as_ref().map_or(Slice::null(), at),
+            first: at(&state.first),
+            second: at(&state.second),
+            gradients,
+        };
+        optimizer::adamw(&self.launcher, self.half, &buffers, norm, rule, lr, step)?;
         let squared = stream
             .clone_dtoh(&state.norm.slice(0..1))
             .map_err(|error| device_error(error, "reading the gradient norm"))?;
@@ -480,21 +436,15 @@ impl Engine {
         let stream = &self.gpu.stream;
         let failed = |error| device_error(error, "looking for the first bad gradient");
         let index = stream.clone_htod(&[u64::MAX]).map_err(failed)?;
-        let count = self.flat.trained;
-        let arguments = [
-            Slice::<f32>::new(self.gradients.device_ptr(stream).0, count).into(),
-            long(count),
-            Slice::<u64>::new(index.device_ptr(stream).0, 1).into(),
-        ];
-        self.launcher.launch("first_non_finite", Grid::new(NORM_BLOCKS, 256), &arguments)?;
+        let gradients = Slice::new(self.gradients.device_ptr(stream).0, self.flat.trained);
+        optimizer::first_non_finite(&self.launcher, gradients, Slice::new(index.device_ptr(stream).0, 1))?;
         let index = stream.clone_dtoh(&index).map_err(failed)?;
         Ok(index.first().and_then(|index| self.flat.name_at(*index as usize)).map(str::to_owned))
     }
 
     /// Forgets the gradients of an unfinished step.
     pub fn discard_gradients(&mut self) -> Result<()> {
-        let gradients =
-            Slice::<f32>::new(self.gradients.device_ptr(&self.gpu.stream).0, self.gradients.len());
+        let gradients = Slice::<f32>::new(self.gradients.device_ptr(&self.gpu.stream).0, self.gradients.len());
         self.launcher.zero(gradients, 4)
     }
 
@@ -607,17 +557,9 @@ fn collect(
         let Some(gradient) = store.get(variable) else { continue };
         let span = flat.span(name)?;
         let gradient = gradient.contiguous()?;
-        let kernel = match gradient.dtype() {
-            DType::BF16 => "accumulate_bf16",
-            _ => "accumulate_f32",
-        };
-        let arguments: [Argument; 4] = [
-            Slice::<Operand>::new(address(&gradient, gpu)?, span.len).into(),
-            Slice::<f32>::new(base + 4 * span.offset as u64, span.len).into(),
-            1f32.into(),
-            long(span.len),
-        ];
-        launcher.launch(kernel, Grid::new(span.len.div_ceil(2048), 256), &arguments)?;
+        let from = Slice::new(address(&gradient, gpu)?, span.len);
+        let to = Slice::new(base + 4 * span.offset as u64, span.len);
+        optimizer::accumulate(launcher, gradient.dtype() == DType::BF16, from, to, 1.0)?;
     }
     Ok(())
 }

@@ -16,8 +16,11 @@ mod kernels;
 mod launch;
 mod memory;
 mod ops;
+mod optimizer;
 mod trunk;
+mod verify;
 
 pub(crate) use bench::{TrunkBench, TrunkFigures, trunk};
 pub(crate) use device::{Gpu, find, list};
 pub(crate) use engine::Engine;
+pub(crate) use verify::kernels as verify_kernels;

@@ -99,11 +99,7 @@ impl Engine {
     }
 
     /// An engine that goes on from a checkpoint: parameters in their own dtype, and the optimizer's tensors.
-    pub fn resume(
-        spec: &EngineSpec<'_>,
-        parameters: Parameters,
-        optimizer: &BTreeMap<String, Tensor>,
-    ) -> Result<Self> {
+    pub fn resume(spec: &EngineSpec<'_>, parameters: Parameters, optimizer: &BTreeMap<String, Tensor>) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = open_gpu(spec.device)? {
             let mut engine = cuda::Engine::new(gpu, spec.trunk, &parameters, spec.precision.params, true)?;
@@ -189,7 +185,9 @@ impl Engine {
     /// Copies the whole state into host memory that nothing else writes to.
     pub fn snapshot(&self, state: TrainerState) -> Result<Snapshot> {
         match &self.0 {
-            On::Cpu(engine) => Snapshot::take(&engine.parameters, engine.optimizer.to_tensors(&engine.parameters)?, state),
+            On::Cpu(engine) => {
+                Snapshot::take(&engine.parameters, engine.optimizer.to_tensors(&engine.parameters)?, state)
+            }
             #[cfg(feature = "cuda")]
             On::Cuda(engine) => Snapshot::take(engine.parameters(), engine.optimizer_tensors()?, state),
         }

@@ -210,7 +210,9 @@ fn train(
     let store = journal.writer.checkpoints();
     let present = store.complete()?.iter().map(Checkpoint::bytes).sum();
     let folder = journal.writer.run().checkpoints();
-    if let Some(warning) = check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)? {
+    if let Some(warning) =
+        check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)?
+    {
         journal.message(Level::Warning, warning)?;
     }
     let TrainConfig { keep_last, keep_every, .. } = *recipe.train();

@@ -194,8 +194,7 @@ impl<'t> Pass<'t> {
         let depth = trunk.shape.depth;
         let stream = size.tokens * size.width;
         let boundaries = (0..=depth).map(|_| arena.take(stream)).collect::<Result<_>>()?;
-        let kept =
-            (0..depth).map(|layer| Kept::allocate(policy, layer, depth, &size, arena)).collect::<Result<_>>()?;
+        let kept = (0..depth).map(|layer| Kept::allocate(policy, layer, depth, &size, arena)).collect::<Result<_>>()?;
         let dx = arena.take(stream)?;
         let e0_gradient = arena.take(size.rows * 6 * size.width)?;
         let text_gradient = arena.take(size.text * size.width)?;

@@ -14,7 +14,7 @@ use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
 use crate::Result;
 use crate::config::XwamRecipe;
 use crate::data::{ClipId, Progress, sha256_hex};
-use crate::model::{Parameters, Transformer, XwamModel, parameter_specs, TrunkShape};
+use crate::model::{Parameters, Transformer, TrunkShape, XwamModel, parameter_specs};
 use crate::weights::Provenance;
 use candle_core::{Device, Tensor};
 use serde_json::{Map, Value};
