@@ -18,7 +18,7 @@ use crate::config::ParameterFormat;
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
-use crate::train::gradients::Timing;
+use crate::train::gradients::DeviceTimes;
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::op::BackpropOp;
@@ -65,31 +65,11 @@ struct OptimizerState {
     norm: CudaSlice<f64>,
 }
 
-/// Parts of a micro-step, by the device's own clock.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Parts {
-    pub front: Duration,
-    pub trunk_forward: Duration,
-    pub back: Duration,
-    pub trunk_backward: Duration,
-    pub front_backward: Duration,
-}
-
-impl Parts {
-    /// Up to the loss, and from it.
-    pub fn timing(&self) -> Timing {
-        Timing {
-            forward: self.front + self.trunk_forward + self.back,
-            backward: self.trunk_backward + self.front_backward,
-        }
-    }
-}
-
 /// What a micro-step gave; its gradients are in the engine.
 #[derive(Debug)]
 pub(crate) struct MicroStep {
     pub losses: Losses,
-    pub parts: Parts,
+    pub times: DeviceTimes,
 }
 
 impl Engine {
@@ -269,6 +249,7 @@ impl Engine {
         clock.tick(&self.gpu)?;
 
         let depth = self.trunk.depth();
+        let flop = 3.0 * self.trunk.forward_flop(&tables);
         let (policy, needed) = self.fit(&tables)?;
         self.policy = Some((policy, needed));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
@@ -362,7 +343,8 @@ impl Engine {
         clock.tick(&self.gpu)?;
         let losses = losses.detach();
         self.gpu.synchronize()?;
-        Ok(MicroStep { losses, parts: clock.parts()? })
+        let times = DeviceTimes { flop, peak: if self.half { self.gpu.peak_flops } else { None }, ..clock.times()? };
+        Ok(MicroStep { losses, times })
     }
 
     /// Makes sure that the arena holds this batch, and says under which policy.
@@ -597,7 +579,7 @@ impl Clock {
         Ok(())
     }
 
-    fn parts(&self) -> Result<Parts> {
+    fn times(&self) -> Result<DeviceTimes> {
         let mut spans = [Duration::ZERO; 5];
         for (span, pair) in spans.iter_mut().zip(self.marks.windows(2)) {
             let milliseconds =
@@ -605,6 +587,6 @@ impl Clock {
             *span = Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3);
         }
         let [front, trunk_forward, back, trunk_backward, front_backward] = spans;
-        Ok(Parts { front, trunk_forward, back, trunk_backward, front_backward })
+        Ok(DeviceTimes { front, trunk_forward, back, trunk_backward, front_backward, ..DeviceTimes::default() })
     }
 }

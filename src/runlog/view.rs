@@ -16,6 +16,8 @@ pub struct RunView {
     pub validations: Vec<ValidationPoint>,
     /// Latest checkpoint that is complete.
     pub last_save: Option<SaveView>,
+    /// Where the run went on although it was bound to something else, oldest first.
+    pub changes: Vec<ChangeView>,
     /// Newest last, bounded.
     pub log: Vec<LogLine>,
     /// Work between steps: the latest phase and its progress, until the next step.
@@ -49,6 +51,7 @@ impl Clone for RunView {
             series,
             validations,
             last_save,
+            changes,
             log,
             phase,
             last_step,
@@ -64,6 +67,7 @@ impl Clone for RunView {
         self.series.clone_from(series);
         self.validations.clone_from(validations);
         self.last_save = *last_save;
+        self.changes.clone_from(changes);
         self.log.clone_from(log);
         self.phase = *phase;
         self.last_step.clone_from(last_step);
@@ -99,6 +103,17 @@ pub struct SaveView {
     pub bytes: u64,
     pub ms: f64,
     pub time_ms: u64,
+}
+
+/// A difference from the run's record that was accepted by name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangeView {
+    pub attempt: u32,
+    /// Completed steps at which it came in.
+    pub step: u64,
+    pub field: String,
+    /// Both values: `1e-4 -> 2e-4`.
+    pub values: String,
 }
 
 #[derive(Debug, PartialEq)]

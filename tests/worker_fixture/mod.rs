@@ -22,6 +22,7 @@ pub fn spec_of(folder: &Path, name: &str, recipe: Recipe) -> WorkerSpec {
         detached: false,
         command_line: vec!["test".into()],
         code_version: "test".into(),
+        accepted: vec![],
     }
 }
 
