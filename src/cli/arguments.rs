@@ -176,7 +176,8 @@ const VERIFY_EXAMPLES: &str = "\
 Examples:
   lbva-tui verify golden xwam_public.safetensors
   lbva-tui verify packing configs/lingbot_tiny.yaml
-  lbva-tui verify noop experiments/demo";
+  lbva-tui verify noop experiments/demo
+  lbva-tui verify kernels --timing";
 
 const PACKING_EXAMPLES: &str = "\
 Example:
@@ -365,6 +366,9 @@ pub enum Verify {
     /// A GPU's gradients of every parameter against the CPU's, in f32 and in bf16
     #[command(after_help = GRADIENTS_EXAMPLES)]
     Gradients(GradientsArguments),
+    /// Each kernel on this machine's GPU against its definition in f64, in f32 and in bf16
+    #[command(after_help = KERNELS_EXAMPLES)]
+    Kernels(KernelsArguments),
     /// The geometry branch changes nothing before it is trained, and something afterwards, in the training regime
     #[command(after_help = NOOP_EXAMPLES)]
     Noop {
@@ -372,6 +376,26 @@ pub enum Verify {
         #[arg(value_name = "EXPERIMENT")]
         experiment: PathBuf,
     },
+}
+
+const KERNELS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui verify kernels
+  lbva-tui verify kernels --timing
+  lbva-tui verify kernels --seed 1234 --json
+
+Inputs are drawn anew each time, and the seed is printed. A result in f32 may be off by 1e-5 (relative
+L2), in bf16 by 1e-2; two launches must give the same bits, and nothing beside an output may change.
+Exit 70 if an op fails, 69 without a GPU.";
+
+#[derive(Debug, Args)]
+pub struct KernelsArguments {
+    /// Time each op too, at the sizes of LingBot-VA's 5 B (9 GiB of GPU memory)
+    #[arg(long)]
+    pub timing: bool,
+    /// Seed of the inputs [default: from the clock]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
 }
 
 const GRADIENTS_EXAMPLES: &str = "\

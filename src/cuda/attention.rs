@@ -64,6 +64,15 @@ pub(crate) struct AttentionTables {
     by_key: Lists,
 }
 
+/// What the gradients are computed from: q, k, v, the output's gradient, log-sum-exp and `delta` [heads, N].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub inputs: [Rows; 3],
+    pub out_gradient: Rows,
+    pub statistics: Slice<f32>,
+    pub delta: Slice<f32>,
+}
+
 /// Where the gradients go: [N, D], [S, D], [S, D].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gradients {
@@ -120,6 +129,11 @@ impl Attention {
         let counted = ops.launcher.stream().and_then(|stream| stream.context().attribute(count).ok());
         let multiprocessors = counted.map_or(HOPPER_MULTIPROCESSORS, |count| count.max(1) as usize);
         Self { suffix: if ops.half { "bf16" } else { "f32" }, hopper, multiprocessors, head_dim, tiling }
+    }
+
+    /// Whether these are the kernels for Hopper.
+    pub fn is_hopper(&self) -> bool {
+        self.hopper
     }
 
     /// What the host has to cut a plan into.
@@ -214,31 +228,68 @@ impl Attention {
         arena: &mut Arena,
     ) -> Result<()> {
         let mark = arena.mark();
-        let delta: Slice<f32> = arena.take(heads * tables.queries)?;
+        let delta = arena.take(heads * tables.queries)?;
+        self.delta(ops, out, out_gradient, delta, tables, heads)?;
+        let known = Known { inputs, out_gradient, statistics, delta };
+        self.query_gradient(ops, &known, gradients.q, tables, heads)?;
+        self.key_gradients(ops, &known, gradients.k, gradients.v, tables, heads, arena)?;
+        arena.release(mark);
+        Ok(())
+    }
+
+    /// Sums over a head of output times its gradient, [heads, N]: what both other parts of the backward pass read.
+    pub fn delta(
+        &self,
+        ops: &Ops,
+        out: Rows,
+        out_gradient: Rows,
+        delta: Slice<f32>,
+        tables: &AttentionTables,
+        heads: usize,
+    ) -> Result<()> {
         let mut arguments: Vec<Argument> = matrix(&out).to_vec();
         arguments.extend(matrix(&out_gradient));
         arguments.extend([delta.into(), int(tables.queries)?, int(heads)?, int(self.head_dim)?]);
         let warps = tables.queries * heads;
-        let name = format!("attention_delta_{}", self.suffix);
-        ops.launcher.launch(&name, Grid::new(warps.div_ceil(8), 256), &arguments)?;
+        ops.launcher.launch(&format!("attention_delta_{}", self.suffix), Grid::new(warps.div_ceil(8), 256), &arguments)
+    }
 
-        let mut shared = self.inputs(ops, inputs, tables, heads)?;
-        shared.extend(self.input(ops, &out_gradient, tables.queries, heads)?);
-        shared.extend([Argument::from(statistics), Argument::from(delta)]);
-        let arguments =
-            [shared.clone(), matrix(&gradients.q).to_vec(), self.plan_arguments(tables, &tables.by_query, heads)?]
-                .concat();
-        let grid = self.grid(&tables.by_query, heads, 1);
-        ops.launcher.launch(&self.name("_backward_query"), grid, &arguments)?;
-        // After the query kernel: it corrects `delta` for this one.
-        let outputs = [matrix(&gradients.k), matrix(&gradients.v)].concat();
-        let mut arguments = [shared, outputs.clone(), self.plan_arguments(tables, &tables.by_key, heads)?].concat();
+    /// Of the queries alone. On the way it corrects `known.delta` for [`Self::key_gradients`].
+    pub fn query_gradient(
+        &self,
+        ops: &Ops,
+        known: &Known,
+        gradient: Rows,
+        tables: &AttentionTables,
+        heads: usize,
+    ) -> Result<()> {
+        let mut arguments = self.known(ops, known, tables, heads)?;
+        arguments.extend(matrix(&gradient));
+        arguments.extend(self.plan_arguments(tables, &tables.by_query, heads)?);
+        ops.launcher.launch(&self.name("_backward_query"), self.grid(&tables.by_query, heads, 1), &arguments)
+    }
+
+    /// Of keys and values, after [`Self::query_gradient`]. `arena` lends room where a tile's queries are split.
+    #[allow(clippy::too_many_arguments)]
+    pub fn key_gradients(
+        &self,
+        ops: &Ops,
+        known: &Known,
+        k: Rows,
+        v: Rows,
+        tables: &AttentionTables,
+        heads: usize,
+        arena: &mut Arena,
+    ) -> Result<()> {
+        let outputs = [matrix(&k), matrix(&v)].concat();
+        let mut arguments = self.known(ops, known, tables, heads)?;
+        arguments.extend(outputs.iter().copied());
+        arguments.extend(self.plan_arguments(tables, &tables.by_key, heads)?);
         let mut grid = self.grid(&tables.by_key, heads, 2);
         if !self.hopper {
-            ops.launcher.launch(&self.name("_backward_key"), grid, &arguments)?;
-            arena.release(mark);
-            return Ok(());
+            return ops.launcher.launch(&self.name("_backward_key"), grid, &arguments);
         }
+        let mark = arena.mark();
         let splits = key_splits(tables.by_key.tiles * heads, tables.by_key.longest);
         let width = heads * HOPPER_HEAD;
         let size = tables.keys * width;
@@ -254,6 +305,13 @@ impl Attention {
         }
         arena.release(mark);
         Ok(())
+    }
+
+    fn known(&self, ops: &Ops, known: &Known, tables: &AttentionTables, heads: usize) -> Result<Vec<Argument>> {
+        let mut arguments = self.inputs(ops, known.inputs, tables, heads)?;
+        arguments.extend(self.input(ops, &known.out_gradient, tables.queries, heads)?);
+        arguments.extend([Argument::from(known.statistics), Argument::from(known.delta)]);
+        Ok(arguments)
     }
 }
 

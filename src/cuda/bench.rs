@@ -4,9 +4,10 @@
 //! rows of text an episode. Random weights give random numbers and the same work.
 
 use super::device::Gpu;
-use super::engine::{Engine, UpdateRule};
+use super::engine::Engine;
 use super::gemm::{AlgorithmTime, Gemm};
 use super::launch::{Argument, Grid, Operand, Slice, device_error, long};
+use super::optimizer::UpdateRule;
 use crate::config::{LingbotModelConfig, ParameterFormat};
 use crate::model::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, Transformer, lingbot_parameter_specs};
 use crate::random::{Draw, Purpose};

@@ -17,9 +17,12 @@ mod kernels;
 mod launch;
 mod memory;
 mod ops;
+mod optimizer;
 mod trunk;
+mod verify;
 
 pub(crate) use bench::{TrunkBench, TrunkFigures, gemm as gemm_times, trunk};
 pub(crate) use device::{Gpu, find, list};
 pub(crate) use engine::Engine;
 pub(crate) use islands::norm_modulate;
+pub(crate) use verify::kernels as verify_kernels;
