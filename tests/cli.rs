@@ -84,6 +84,7 @@ fn help_teaches_each_command() {
         &["data", "fit-codec", "--help"],
         &["data", "pack", "--help"],
         &["data", "quantiles", "--help"],
+        &["data", "tokens", "--help"],
         &["report", "--help"],
         &["help"],
     ];

@@ -242,10 +242,23 @@ Every view and every frame that training uses is decoded. Verdicts are kept by t
 files: a second pass, or one after Ctrl-C, checks what changed. Exit 0; 65 if more is rejected than
 allowed, or the dataset contradicts itself.";
 
+const TOKENS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui data tokens data/droid
+  lbva-tui data tokens data/droid --repeat data/droid_again
+  lbva-tui data tokens data/droid --replaced observation.images.exterior_1_left=data/droid_other
+
+Caches are compared on the episodes and frames that both have: one may hold more. Exit 65 if tokens
+are damaged or not finite, differ when encoded again, or do not depend on the other views.";
+
 const REPORT_EXAMPLES: &str = "\
 Examples:
   lbva-tui report experiments/demo
-  lbva-tui report experiments/demo --json";
+  lbva-tui report experiments/demo --json
+  lbva-tui report experiments/demo --equal-work
+
+There is no verdict (undecided) if, by the records of the runs, they differ in more or less than the
+ablated fields, or were not equal at step 0 where they must be.";
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct Overrides {
@@ -583,11 +596,26 @@ pub enum Data {
     /// Read every clip or episode as training does, and list those that can and cannot be trained on
     #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(ValidateArguments),
+    /// Read a dataset's cache of geometry tokens whole, and compare it with others
+    #[command(after_help = TOKENS_EXAMPLES)]
+    Tokens(TokenArguments),
     /// Print `q01` and `q99` of the training episodes' actions, to paste under data.actions
     Quantiles {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct TokenArguments {
+    /// A dataset's folder
+    pub dataset: PathBuf,
+    /// Dataset whose cache was encoded again from the same pictures: every bit must be the same
+    #[arg(long, value_name = "DATASET")]
+    pub repeat: Option<PathBuf>,
+    /// Dataset whose cache was encoded with this view's pictures replaced: the other views' tokens must change
+    #[arg(long, value_name = "VIEW=DATASET")]
+    pub replaced: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -643,4 +671,7 @@ pub enum Weights {
 pub struct ReportArguments {
     /// Folder with an experiment.yaml
     pub experiment: PathBuf,
+    /// Compare points that follow equal numbers of samples at full learning rate, not equal steps
+    #[arg(long)]
+    pub equal_work: bool,
 }

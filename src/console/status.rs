@@ -256,12 +256,8 @@ pub fn value_line(run: &RunView, columns: usize) -> String {
 /// Where a step's time went on its device: how well it was used, then its parts.
 pub fn device_times(times: &StepTimes) -> Vec<String> {
     let mfu = times.mfu.map(|mfu| format!("MFU {}", percent(mfu)));
-    let parts = [
-        ("front", times.front_ms),
-        ("trunk", times.trunk_ms),
-        ("heads", times.back_ms),
-        ("update", times.update_ms),
-    ];
+    let parts =
+        [("front", times.front_ms), ("trunk", times.trunk_ms), ("heads", times.back_ms), ("update", times.update_ms)];
     mfu.into_iter().chain(parts.map(|(part, ms)| format!("{part} {}", milliseconds(ms)))).collect()
 }
 

@@ -210,7 +210,8 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let median_s = median(&mut times);
     let layout = model.layout(&input)?;
     let tokens = layout.tokens();
-    let (kept, arena) = engine.policy().map_or((String::new(), 0), |(policy, needed)| (policy.to_string(), needed.bytes()));
+    let (kept, arena) =
+        engine.policy().map_or((String::new(), 0), |(policy, needed)| (policy.to_string(), needed.bytes()));
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     Ok(TrunkFigures {
         program: "lbva-tui",
@@ -265,7 +266,8 @@ pub(crate) fn gemm(tokens: usize) -> Result<Vec<AlgorithmTime>> {
     let gemm = Gemm::new(std::sync::Arc::clone(&gpu.stream), true)?;
     let (x, y) = (allocate(tokens * ffn)?, allocate(tokens * ffn)?);
     let (w, spare) = (allocate(width * ffn)?, allocate(tokens * ffn)?);
-    let wide = gpu.stream.alloc_zeros::<f32>(width * ffn).map_err(|error| device_error(error, "allocating matrices"))?;
+    let wide =
+        gpu.stream.alloc_zeros::<f32>(width * ffn).map_err(|error| device_error(error, "allocating matrices"))?;
     let wide = Slice::new(wide.leak(), width * ffn);
     let mut times = Vec::new();
     for (inputs, outputs) in [(width, 3 * width), (width, width), (width, ffn), (ffn, width)] {

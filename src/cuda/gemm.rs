@@ -399,7 +399,8 @@ impl Library {
         match chosen.or(first) {
             Some(result) => Ok(Plan { description, layouts, algorithm: result.algo }),
             None => {
-                let error = Error::new(Exit::Unavailable, "cublas_error", format!("cuBLASLt has no algorithm for {shape:?}"));
+                let error =
+                    Error::new(Exit::Unavailable, "cublas_error", format!("cuBLASLt has no algorithm for {shape:?}"));
                 Err(error.hint("update cuBLAS, or take other sizes"))
             }
         }

@@ -6,7 +6,9 @@ use super::launch::{Grid, device_error};
 use crate::Result;
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail};
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, CustomOp1, CustomOp3, DType, Layout, Shape, Storage, Tensor, bail,
+};
 use cudarc::driver::{CudaSlice, CudaView, LaunchConfig, PushKernelArg};
 
 const PTX: &str = super::kernels::NORM_MODULATE_PTX;
@@ -15,7 +17,12 @@ const WIDEST: usize = 6144;
 
 /// LN(x) (1 + scale[row]) + shift[row] for x [B, L, D], shift and scale [B, R, D], all f32, where row r is read by
 /// tokens r L / R .. (r + 1) L / R. `None` if the kernels do not take these.
-pub(crate) fn norm_modulate(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> candle_core::Result<Option<Tensor>> {
+pub(crate) fn norm_modulate(
+    x: &Tensor,
+    shift: &Tensor,
+    scale: &Tensor,
+    eps: f64,
+) -> candle_core::Result<Option<Tensor>> {
     let ((batch, tokens, width), (_, rows, _)) = (x.dims3()?, shift.dims3()?);
     let fits = x.dtype() == DType::F32 && width % 4 == 0 && width <= WIDEST && rows > 0 && tokens % rows == 0;
     if !fits || batch * tokens == 0 {
@@ -35,7 +42,13 @@ struct NormModulate {
 /// computed elsewhere enters candle's graph. The sum of products that would do the same takes eight times the memory.
 pub(super) fn pull(y: &Tensor, cotangent: Tensor) -> candle_core::Result<Tensor> {
     if y.dims() != cotangent.dims() || y.dtype() != cotangent.dtype() {
-        bail!("a cotangent {:?} {:?} is not like its tensor {:?} {:?}", cotangent.dims(), cotangent.dtype(), y.dims(), y.dtype());
+        bail!(
+            "a cotangent {:?} {:?} is not like its tensor {:?} {:?}",
+            cotangent.dims(),
+            cotangent.dtype(),
+            y.dims(),
+            y.dtype()
+        );
     }
     y.contiguous()?.apply_op1(Pull { cotangent })
 }

@@ -4,6 +4,7 @@
 
 mod checkpoint;
 pub mod engine;
+pub mod forecast;
 pub mod golden;
 pub mod gradient_check;
 pub mod gradients;
