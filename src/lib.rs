@@ -18,6 +18,7 @@ pub mod ops;
 pub mod pack;
 pub mod random;
 pub mod runlog;
+pub mod slurm;
 pub mod train;
 pub mod weights;
 pub mod words;

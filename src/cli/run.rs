@@ -8,6 +8,7 @@ use super::{allow_writing, output};
 use crate::config::{Arm, Experiment};
 use crate::control::{Progress, Tail};
 use crate::runlog::{DETACHED_WORKER_VARIABLE, ExperimentRuns, Level, RunState, now_ms};
+use crate::slurm::InsideJob;
 use crate::train::stop::StopFlag;
 use crate::train::worker::{self, WorkerSpec};
 use crate::{Error, Exit, Result};
@@ -96,6 +97,7 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
         run,
         stop_after: session.stop_after,
         detached,
+        job: InsideJob::from_environment(),
         // Lossy: `args` panics on an argument that is not UTF-8, and a path may be.
         command_line: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
         code_version: format!("{} {}", env!("CARGO_PKG_VERSION"), super::COMMIT),

@@ -214,7 +214,7 @@ pub fn kill(run: &RunDir, worker: &WorkerRef, by: &str) -> Result<String> {
 
 fn write_stop_file(run: &RunDir, worker: &WorkerRef, by: &str) -> Result<()> {
     newest_record(run, worker)?;
-    let request = StopRequest { by: by.to_owned(), attempt: Some(worker.attempt), time_ms: now_ms() };
+    let request = StopRequest { by: by.to_owned(), attempt: Some(worker.attempt), time_ms: now_ms(), cancel_job: false };
     let text = serde_json::to_vec(&request).map_err(|error| Error::crash(format!("stop request: {error}")))?;
     create_folder(&run.control())?;
     write_whole(&run.stop_request(), &text)

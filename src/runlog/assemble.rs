@@ -17,8 +17,6 @@ const PHASE_LOG_INTERVAL_MS: u64 = 5000;
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     pub view: RunView,
-    /// Saves as reported, to join with the folders on disk.
-    pub saves: Vec<SaveView>,
     /// The worker of this attempt said that it saw a wish to stop.
     pub stop_announced: bool,
     /// Lines ever logged, those no longer kept included.
@@ -81,7 +79,10 @@ impl Assembler {
             Event::AttemptStarted(mut started) => {
                 started.attempt = self.attempt;
                 let (number, pid, start_step) = (self.attempt, started.pid, started.start_step);
-                let device = format!("{} on host {}", started.device, started.host);
+                let mut device = format!("{} on host {}", started.device, started.host);
+                if let Some(job) = &started.job {
+                    device += &format!(", job {} on {}, restart {}", job.id, job.node, job.restart);
+                }
                 if self.has_attempt() {
                     self.view.attempts.pop();
                 }
@@ -137,8 +138,9 @@ impl Assembler {
                 self.log(time_ms, Level::Info, text);
             }
             Event::Checkpoint { step, bytes, ms, blocked_ms } => {
-                self.saves.retain(|save| save.step != step);
-                self.saves.push(SaveView { step, bytes, ms, time_ms });
+                let attempt = self.attempt;
+                let blocked = blocked_ms.unwrap_or(ms);
+                self.view.saves.push(SaveView { step, bytes, ms, blocked_ms: blocked, attempt, time_ms });
                 let seconds = decimals(ms / 1000.0, 1, " s");
                 let mut text = format!("saved step {step}: {:.1} MB in {seconds}", bytes as f64 / 1e6);
                 if let Some(blocked_ms) = blocked_ms {

@@ -16,6 +16,8 @@ pub struct RunView {
     pub validations: Vec<ValidationPoint>,
     /// Latest checkpoint that is complete.
     pub last_save: Option<SaveView>,
+    /// Every save that was reported, whether or not it is still on disk, in order.
+    pub saves: Vec<SaveView>,
     /// Newest last, bounded.
     pub log: Vec<LogLine>,
     /// Work between steps: the latest phase and its progress, until the next step.
@@ -49,6 +51,7 @@ impl Clone for RunView {
             series,
             validations,
             last_save,
+            saves,
             log,
             phase,
             last_step,
@@ -64,6 +67,7 @@ impl Clone for RunView {
         self.series.clone_from(series);
         self.validations.clone_from(validations);
         self.last_save = *last_save;
+        self.saves.clone_from(saves);
         self.log.clone_from(log);
         self.phase = *phase;
         self.last_step.clone_from(last_step);
@@ -97,7 +101,12 @@ pub struct PhaseView {
 pub struct SaveView {
     pub step: u64,
     pub bytes: u64,
+    /// From its beginning until it was durable.
     pub ms: f64,
+    /// How long training stood still for it.
+    pub blocked_ms: f64,
+    /// 0 if no log tells.
+    pub attempt: u32,
     pub time_ms: u64,
 }
 

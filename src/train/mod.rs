@@ -2,9 +2,11 @@
 //!
 //! [`worker`] is the loop; `task` is what it asks of a model family, answered by [`xwam`] and [`lingbot`].
 
+mod attempts;
 mod checkpoint;
 pub mod golden;
 pub mod gradients;
+mod leave;
 pub mod lingbot;
 mod loader;
 mod losses;

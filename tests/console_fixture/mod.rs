@@ -35,6 +35,7 @@ pub fn started(arm: &str, attempt: u32, start_step: u64, total_steps: u64) -> At
         parameters: 2_345_678,
         device: "cpu".into(),
         threads: 1,
+        job: None,
     }
 }
 
@@ -115,7 +116,7 @@ pub fn running(name: &str, arm: u64, step: u64, total: u64) -> RunView {
     }
     if step >= 100 {
         run.last_save =
-            Some(SaveView { step: step / 100 * 100, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
+            Some(SaveView { step: step / 100 * 100, bytes: 29_000_000, ms: 180.0, blocked_ms: 20.0, attempt: 1, time_ms: NOW_MS - 44_000 });
     }
     run.last_event_ms = Some(NOW_MS - 400);
     run.liveness = Liveness::Alive;
@@ -189,7 +190,7 @@ pub fn packing_with(least: f64) -> ConsoleSnapshot {
             let event = ValidationEvent { trans_l2_norm: nan, trans_l2_m: nan, rot_deg: nan, ..event };
             run.validations.push(ValidationPoint { attempt: 1, event });
         }
-        run.last_save = Some(SaveView { step: 400, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
+        run.last_save = Some(SaveView { step: 400, bytes: 29_000_000, ms: 180.0, blocked_ms: 20.0, attempt: 1, time_ms: NOW_MS - 44_000 });
         run
     };
     let packed = |micro_steps, distinct_shapes, frame_padding, alignment_padding, rank_imbalance| {
