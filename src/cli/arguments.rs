@@ -100,6 +100,9 @@ pub enum Command {
     /// Continue arms from their last complete checkpoint
     #[command(after_help = RESUME_EXAMPLES)]
     Resume(ResumeArguments),
+    /// Hand arms to Slurm, each as a job of its own
+    #[command(after_help = SUBMIT_EXAMPLES)]
+    Submit(SubmitArguments),
     /// Stop arms, after a checkpoint
     #[command(after_help = STOP_EXAMPLES)]
     Stop(StopArguments),
@@ -150,6 +153,16 @@ Examples:
 
 Refused (exit 78) if configuration, data, codec or initial weights differ from those that the run
 was started with. Another version of the program is recorded with the attempt, and not refused.";
+
+const SUBMIT_EXAMPLES: &str = "\
+Examples:
+  lbva-tui submit experiments/demo --dry-run
+  lbva-tui submit experiments/demo --arm m1_baseline
+  lbva-tui submit experiments/demo --set train.steps=8000
+
+What is asked for stands under `slurm:` in experiment.yaml. A preempted job comes back by itself and
+goes on from its last checkpoint; a run that was stopped or failed is submitted again, with the
+overrides that it was started with. Refused while a job or a worker of the run is alive.";
 
 const STOP_EXAMPLES: &str = "\
 Examples:
@@ -303,6 +316,20 @@ pub struct ResumeArguments {
     /// The arm to continue; may be repeated
     #[arg(long, value_name = "ARM", required = true)]
     pub arm: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct SubmitArguments {
+    /// Folder with an experiment.yaml that has a `slurm:` block
+    pub experiment: PathBuf,
+    /// Only this arm; may be repeated [default: all]
+    #[arg(long, value_name = "ARM")]
+    pub arm: Vec<String>,
+    /// Show the batch scripts and submit nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub overrides: Overrides,
 }
 
 #[derive(Debug, Args)]

@@ -7,11 +7,13 @@
 mod controller;
 pub mod local;
 pub mod machine;
+mod submission;
 mod supervisor;
 mod tail;
 
 pub use controller::{Controller, Report, Request};
 pub use local::{LocalDriver, WorkerCommand, WorkerExit};
 pub use machine::WorkerRef;
+pub use submission::SubmitCommand;
 pub use supervisor::{ArmOutcome, Progress, SuperviseOptions, SupervisorOutcome, supervise};
 pub use tail::Tail;

@@ -61,6 +61,11 @@ impl RunView {
         Some((f64::from(*times.get(middle.checked_sub(1)?)?) + upper) / 2.0)
     }
 
+    /// Nearly the longest time that a save took until it was durable (95th percentile), ms; `None` before the first.
+    pub fn save_p95_ms(&self) -> Option<f64> {
+        percentile_95(self.saves.iter().map(|save| save.ms))
+    }
+
     /// Time to the last step: the steps at the present pace, plus the validations and saves still due at the cost of
     /// the latest one (nothing for a kind that has not been measured). `None` without a pace.
     pub fn eta_ms(&self) -> Option<f64> {
@@ -209,6 +214,14 @@ impl RunView {
     }
 }
 
+/// The 95th percentile of the finite values, or the largest of few; `None` of none.
+pub fn percentile_95(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * 95).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied()
+}
+
 /// `caching latents 312/720`.
 pub(super) fn progress(phase: Phase, done: u64, total: u64) -> String {
     let words = phase.words(total);
@@ -266,6 +279,13 @@ mod tests {
 
     fn said(view: &RunView, silent_ms: u64) -> (RunState, String) {
         view.state(START_MS + silent_ms)
+    }
+
+    #[test]
+    fn a_percentile_of_few_is_the_largest() {
+        assert_eq!(percentile_95([f64::NAN].into_iter()), None);
+        assert_eq!(percentile_95([3.0, 1.0].into_iter()), Some(3.0));
+        assert_eq!(percentile_95((1..=100).map(f64::from)), Some(95.0));
     }
 
     #[test]

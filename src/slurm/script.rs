@@ -31,7 +31,7 @@ pub struct BatchScript {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// Seconds before the time limit at which the program is warned.
+    /// Seconds before the time limit at which the program is warned; half of a limit that is shorter than twice this.
     pub lead_s: u64,
 }
 
@@ -43,9 +43,28 @@ pub fn signal_lead_s(save_ms: Option<f64>, step_ms: Option<f64>) -> u64 {
     }
 }
 
+/// A time limit as sbatch takes it, in seconds: `30` (minutes), `10:00`, `4:00:00`, `2-0`, `1-12:30`.
+fn limit_s(text: &str) -> Option<u64> {
+    let (days, clock) = match text.split_once('-') {
+        Some((days, clock)) => (Some(days.parse::<u64>().ok()?), clock),
+        None => (None, text),
+    };
+    let parts = clock.split(':').map(|part| part.parse::<u64>().ok()).collect::<Option<Vec<_>>>()?;
+    let clock_s = match (days, &parts[..]) {
+        (Some(_), [hours]) => hours * 3600,
+        (Some(_), [hours, minutes]) => hours * 3600 + minutes * 60,
+        (None, [minutes]) => minutes * 60,
+        (None, [minutes, seconds]) => minutes * 60 + seconds,
+        (_, [hours, minutes, seconds]) => hours * 3600 + minutes * 60 + seconds,
+        _ => return None,
+    };
+    Some(days.unwrap_or(0) * 86_400 + clock_s)
+}
+
 impl fmt::Display for BatchScript {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { settings, job_name, comment, path, program, arguments, lead_s } = self;
+        let lead_s = &self.lead_s.min(self.settings.time.as_deref().and_then(limit_s).unwrap_or(u64::MAX) / 2);
+        let Self { settings, job_name, comment, path, program, arguments, .. } = self;
         writeln!(f, "#!/bin/bash")?;
         let mut option = |name: &str, value: &str| writeln!(f, "#SBATCH --{name}={}", quoted(value));
         option("job-name", job_name)?;
@@ -154,6 +173,14 @@ exec srun --nodes=1 --ntasks=1 --cpus-per-task=32 --kill-on-bad-exit=1 /opt/lbva
         assert_eq!(script(settings), wanted);
         let wrapped = script(SlurmSettings { wrapper: Some(PathBuf::from("/s/template.sh")), ..SlurmSettings::default() });
         assert!(wrapped.ends_with("\nexec /s/template.sh /opt/lbva-tui --no-ui run '/e/a b' --arm m1\n"), "{wrapped}");
+    }
+
+    #[test]
+    fn a_warning_never_comes_before_half_of_the_time() {
+        let limits = ["30", "10:00", "4:00:00", "2-0", "1-12:30", "UNLIMITED", ""].map(limit_s);
+        assert_eq!(limits, [Some(1800), Some(600), Some(14_400), Some(172_800), Some(131_400), None, None]);
+        let short = script(SlurmSettings { time: Some("2".to_owned()), ..SlurmSettings::default() });
+        assert!(short.contains("--signal=USR2@60\n"), "{short}");
     }
 
     #[test]

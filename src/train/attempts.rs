@@ -49,14 +49,6 @@ impl Past {
     }
 }
 
-/// The 95th percentile, or the largest of few; `None` of none.
-pub(super) fn p95(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let rank = (sorted.len() * 95).div_ceil(100).max(1);
-    sorted.get(rank - 1).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,13 +101,5 @@ mod tests {
     fn a_slice_that_is_too_short_is_saved_in_earlier_each_time() {
         let after = |idle| Past { idle, ..Past::default() }.first_save_after(100);
         assert_eq!([0, 1, 2, 3, 6, 7, 64].map(after), [None, Some(50), Some(25), Some(12), Some(1), Some(1), Some(1)]);
-    }
-
-    #[test]
-    fn a_percentile_of_few_is_the_largest() {
-        assert_eq!(p95(&[]), None);
-        assert_eq!(p95(&[3.0, 1.0]), Some(3.0));
-        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(p95(&hundred), Some(95.0));
     }
 }

@@ -1,9 +1,9 @@
 //! How an attempt leaves when it is told to: with a checkpoint if there is time for one, back into the queue if the
 //! scheduler took its machine, and never back if a person cancelled it.
 
-use super::attempts::{IDLE_WARNING, Past, p95};
+use super::attempts::{IDLE_WARNING, Past};
 use super::stop::StopFlag;
-use crate::runlog::RunWriter;
+use crate::runlog::{RunWriter, percentile_95};
 use crate::slurm::InsideJob;
 use crate::words::duration;
 use crate::{Error, Exit, Result};
@@ -90,7 +90,7 @@ impl Surroundings<'_> {
             return if orders.save == Save::Take { Ok(()) } else { Err("none was wanted".to_owned()) };
         };
         let left = end.saturating_duration_since(Instant::now());
-        match p95(&self.past.save_ms) {
+        match percentile_95(self.past.save_ms.iter().copied()) {
             Some(save_ms) if save_ms >= left.as_secs_f64() * 1e3 => {
                 Err(format!("a save takes {}, and {} are left", duration(save_ms as u64), duration(left.as_millis() as u64)))
             }
