@@ -16,6 +16,7 @@ pub mod files;
 pub mod model;
 pub mod ops;
 pub mod pack;
+pub mod plan;
 pub mod random;
 pub mod runlog;
 pub mod slurm;

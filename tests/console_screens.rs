@@ -222,7 +222,7 @@ fn any_run() -> impl Strategy<Value = RunView> {
             for attempt in 1..=attempts {
                 let ended = (ended && attempt < attempts).then(|| (Outcome::Stopped, "preempted".to_owned()));
                 let started = started(&arm, attempt, u64::from(attempt) * 400, total);
-                run.attempts.push(AttemptView { started, started_ms: time_ms, ended });
+                run.attempts.push(AttemptView { started, started_ms: time_ms, ended, first_step_ms: None });
             }
             for (step, attempt, superseded, value) in steps {
                 run.series.step.push(step);
@@ -330,6 +330,8 @@ fn what_is_not_measured_is_a_dash_and_no_failure() {
         let snapshot = lbva_tui::console::ConsoleSnapshot {
             runs: vec![Arc::new(run)],
             verdict: None,
+            slurm: lbva_tui::slurm::Look::default(),
+            submits: false,
             planned_validations: 0,
             ..demo()
         };

@@ -116,6 +116,15 @@ impl Submitted {
         })
     }
 
+    /// What `lbva-tui --no-ui --json` says of the arm.
+    fn status(&self) -> serde_json::Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lbva-tui"));
+        let output = command.args(["--no-ui", "--json"]).arg(&self.experiment.folder).output().unwrap();
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a document");
+        let arms = document["experiments"][0]["arms"].as_array().unwrap();
+        arms.iter().find(|arm| arm["arm"] == ARM).unwrap().clone()
+    }
+
     fn state(&self) -> (RunState, String) {
         let mut reader = RunReader::open(self.experiment.run.root());
         reader.poll(now_ms()).unwrap();
@@ -127,6 +136,21 @@ impl Drop for Submitted {
     fn drop(&mut self) {
         let _ = Command::new("scancel").arg(&self.job).output();
     }
+}
+
+/// A run whose learning rate no weights survive: the loss of its second step is not finite, in every attempt.
+fn broken() -> Fixture {
+    let fixture = Fixture::xwam(4000);
+    let text = fs::read_to_string(&fixture.recipe).unwrap();
+    let line = |line: &str| if line.trim_start().starts_with("lr:") { "  lr: 1.0e30\n".to_owned() } else { format!("{line}\n") };
+    let text: String = text.lines().map(line).collect();
+    fs::write(&fixture.recipe, text.replace("save_every: 2", "save_every: 1000")).unwrap();
+    fixture
+}
+
+fn program_without_ui(experiment: &Experiment) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lbva-tui"));
+    command.args(["--no-ui"]).arg(&experiment.folder).output().unwrap()
 }
 
 /// A job of higher priority that needs the whole node for a moment.
@@ -214,11 +238,7 @@ fn at_the_time_limit_the_worker_saves_and_comes_back() {
 fn a_crash_is_tried_once_more_and_then_given_up() {
     let Some(_) = cluster("crash") else { return };
     let _shared = CLUSTER.read();
-    // A learning rate that no weights survive: the loss of the second step is not finite, in every attempt.
-    let fixture = Fixture::xwam(4000);
-    let text = fs::read_to_string(&fixture.recipe).unwrap();
-    let text: String = text.lines().map(|line| if line.trim_start().starts_with("lr:") { "  lr: 1.0e30\n".to_owned() } else { format!("{line}\n") }).collect();
-    fs::write(&fixture.recipe, text.replace("save_every: 2", "save_every: 1000")).unwrap();
+    let fixture = broken();
     let run = Submitted::new(&fixture, "crash", "{partition: extra, cpus: 1}");
     let (outcome, reason) = run.ended(1);
     assert!(outcome == "failed" && reason.ends_with("; requeued"), "{reason}");
@@ -227,4 +247,175 @@ fn a_crash_is_tried_once_more_and_then_given_up() {
     assert_eq!(run.accounted(), "FAILED");
     let outcome = run.experiment.outcome();
     assert_eq!((outcome.outcome, outcome.exit_code), (Outcome::Failed, 78));
+}
+
+/// A wrapper as sites have them: the exit code is that of the `echo`.
+#[test]
+fn a_wrapper_that_hides_the_exit_code_is_warned_of_and_found_out() {
+    let Some(_) = cluster("wrapper") else { return };
+    let _shared = CLUSTER.read();
+    let fixture = broken();
+    let wrapper = fixture.folder.path().join("template.sh");
+    fs::write(&wrapper, "#!/bin/bash\nsrun \"$@\"\necho done\n").unwrap();
+    fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let run = Submitted::new(&fixture, "wrapper", &format!("{{partition: extra, cpus: 1, wrapper: {}}}", wrapper.display()));
+    let shown = program(&["submit", "--arm", ARM, "--dry-run"], &run.experiment);
+    assert!(said(&shown).contains("line 3: a command after the program"), "{}", said(&shown));
+    run.ended(2);
+    assert_eq!(run.accounted(), "COMPLETED");
+    let reason = run.status()["reason"].as_str().unwrap().to_owned();
+    assert!(reason.starts_with("Slurm says COMPLETED, the run crashed at step"), "{reason}");
+}
+
+#[test]
+fn a_stop_saves_and_then_cancels_and_a_kill_cancels_at_once() {
+    let Some(_) = cluster("stop") else { return };
+    let _shared = CLUSTER.read();
+    let mut run = Submitted::new(&Fixture::xwam(40_000), "stopped", "{partition: extra, cpus: 1}");
+    run.steps(1, 4);
+    let output = program(&["stop", "--arm", ARM], &run.experiment);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(run.accounted().starts_with("CANCELLED"));
+    let (outcome, reason) = run.ended(1);
+    assert_eq!((outcome.as_str(), reason.as_str()), ("stopped", "stopped by lbva-tui stop with a checkpoint"));
+    let (_, done, saved) = run.span(1);
+    assert_eq!((done, run.experiment.saved()), (saved, saved));
+
+    run.submit();
+    run.steps(2, 4);
+    let output = program(&["stop", "--arm", ARM, "--kill"], &run.experiment);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(run.accounted().starts_with("CANCELLED"));
+    let (_, reason) = run.ended(2);
+    assert!(reason.starts_with("killed on request by lbva-tui stop without a new checkpoint"), "{reason}");
+
+    // What waits has nothing to save.
+    let blocker = slurm("sbatch", &["--parsable", "-p", "own", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]);
+    run.wait_for("the blocker", || (slurm("squeue", &["-h", "-j", &blocker, "-o", "%T"]) == "RUNNING").then_some(()));
+    run.submit();
+    run.wait_for("the reason", || {
+        let status = run.status();
+        let told = status["state"] == "queued" && !status["reason"].as_str().unwrap().contains("a moment ago");
+        std::thread::sleep(Duration::from_millis(500));
+        told.then_some(())
+    });
+    let output = program(&["stop", "--arm", ARM], &run.experiment);
+    assert!(said(&output).contains("is taken out of the queue; it was"), "{}", said(&output));
+    slurm("scancel", &[&blocker]);
+    assert!(run.accounted().starts_with("CANCELLED"));
+}
+
+#[test]
+fn an_abort_in_the_console_leaves_the_job_cancelled_and_a_checkpoint() {
+    let Some(_) = cluster("console") else { return };
+    let _shared = CLUSTER.read();
+    let run = Submitted::new(&Fixture::xwam(40_000), "console", "{partition: extra, cpus: 1}");
+    run.steps(1, 4);
+    let size = portable_pty::PtySize { rows: 40, cols: 120, pixel_width: 0, pixel_height: 0 };
+    let pair = portable_pty::native_pty_system().openpty(size).unwrap();
+    let mut command = portable_pty::CommandBuilder::new(env!("CARGO_BIN_EXE_lbva-tui"));
+    command.arg(&run.experiment.folder);
+    command.env("TERM", "xterm-256color");
+    let mut console = pair.slave.spawn_command(command).unwrap();
+    drop(pair.slave);
+    let (mut output, mut keyboard) = (pair.master.try_clone_reader().unwrap(), pair.master.take_writer().unwrap());
+    let screen = std::sync::Arc::new(std::sync::Mutex::new(vt100::Parser::new(40.try_into().unwrap(), 120.try_into().unwrap(), 0)));
+    let drawn = screen.clone();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = std::io::Read::read(&mut output, &mut bytes) {
+            drawn.lock().unwrap().process(&bytes[..count]);
+        }
+    });
+    let shows = |text: &str| {
+        let from = Instant::now();
+        while !screen.lock().unwrap().screen().contents().contains(text) {
+            let contents = screen.lock().unwrap().screen().contents();
+            assert!(from.elapsed() < Duration::from_secs(60), "{text:?} never came; the screen was\n{contents}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    shows(&format!("job {} RUNNING on gpu1", run.job));
+    keyboard.write_all(b"S").unwrap();
+    shows(&format!("scancel --signal=USR2 {}, and when it is written scancel {}", run.job, run.job));
+    keyboard.write_all(b"\r").unwrap();
+    let (outcome, reason) = run.ended(1);
+    assert_eq!((outcome.as_str(), reason.as_str()), ("stopped", "stopped by console with a checkpoint"));
+    assert!(run.accounted().starts_with("CANCELLED"));
+    assert_eq!(run.state().0, RunState::Stopped);
+    assert!(run.experiment.saved() > 0);
+    keyboard.write_all(b"q").unwrap();
+    console.wait().unwrap();
+}
+
+#[test]
+fn what_slurm_refuses_is_told_in_its_words() {
+    let Some(_) = cluster("refusals") else { return };
+    let _shared = CLUSTER.read();
+    let fixture = Fixture::xwam(10);
+    let submit = |name: &str, settings: &str, path: Option<&str>| {
+        let experiment = fixture.here(name);
+        let file = experiment.folder.join("experiment.yaml");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, format!("{text}{settings}")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lbva-tui"));
+        command.arg("submit").arg(&experiment.folder).args(["--arm", ARM]);
+        if let Some(path) = path {
+            command.env("PATH", path);
+        }
+        let output = command.output().unwrap();
+        assert!(!experiment.run.submitted_jobs().exists());
+        (output.status.code(), said(&output))
+    };
+    let (code, text) = submit("partition", "slurm: {partition: nix}\n", None);
+    assert!(code == Some(78) && text.contains("invalid partition specified: nix"), "{text}");
+    let (code, text) = submit("gpus", "slurm: {partition: extra, gpus: 9}\n", None);
+    assert!(code == Some(78) && text.contains("Requested node configuration is not available"), "{text}");
+    let (code, text) = submit("none", "", None);
+    assert!(code == Some(78) && text.contains("experiment.yaml has no slurm: block"), "{text}");
+    let (code, text) = submit("own", "slurm: {extra: [--no-requeue]}\n", None);
+    assert!(code == Some(78) && text.contains("--no-requeue is set by the program itself"), "{text}");
+    let (code, text) = submit("absent", "slurm: {partition: extra}\n", Some("/nowhere"));
+    assert!(code == Some(69) && text.contains("squeue cannot be run"), "{text}");
+}
+
+#[test]
+fn two_hundred_jobs_cost_little_and_an_outage_costs_nothing() {
+    let Some(script) = cluster("outage") else { return };
+    let _alone = CLUSTER.write();
+    let run = Submitted::new(&Fixture::xwam(40_000), "outage", "{partition: extra, cpus: 1}");
+    let mut jobs = Vec::new();
+    for _ in 0..200 {
+        jobs.push(slurm("sbatch", &["--parsable", "--hold", "-p", "extra", "--wrap", "true"]));
+    }
+    run.steps(1, 2);
+    // CPU time of the whole look, the scheduler's command included.
+    let line = format!("'{}' --no-ui '{}' >&2; times", env!("CARGO_BIN_EXE_lbva-tui"), run.experiment.folder.display());
+    let times = Command::new("bash").args(["-c", &line]).output().unwrap();
+    let children = String::from_utf8(times.stdout).unwrap().lines().nth(1).unwrap().to_owned();
+    let cpu_s: f64 = children
+        .split_whitespace()
+        .map(|time| time.trim_end_matches('s').split_once('m').unwrap())
+        .map(|(minutes, seconds)| minutes.parse::<f64>().unwrap() * 60.0 + seconds.parse::<f64>().unwrap())
+        .sum();
+    println!("a look at 201 jobs: {cpu_s} s of CPU");
+    assert!(cpu_s <= 0.3, "{cpu_s} s");
+    jobs.chunks(50).for_each(|jobs| drop(slurm("scancel", &jobs.iter().map(String::as_str).collect::<Vec<_>>())));
+
+    let began = Instant::now();
+    assert!(Command::new(&script).arg("pause").status().unwrap().success());
+    let before = run.span(1).1;
+    let status = program_without_ui(&run.experiment);
+    assert_eq!(status.status.code(), Some(0), "{}", said(&status));
+    assert!(said(&status).contains("Slurm does not answer"), "{}", said(&status));
+    assert!(said(&status).contains("running"), "{}", said(&status));
+    let stop = program(&["stop", "--arm", ARM], &run.experiment);
+    assert_eq!(stop.status.code(), Some(69), "{}", said(&stop));
+    std::thread::sleep(Duration::from_secs(60).saturating_sub(began.elapsed()));
+    assert!(Command::new(&script).arg("start").status().unwrap().success());
+    assert!(run.span(1).1 > before, "it trained on");
+    assert_eq!(run.status()["job"]["state"], "RUNNING");
+    let output = program(&["stop", "--arm", ARM], &run.experiment);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(run.accounted().starts_with("CANCELLED"));
 }

@@ -15,6 +15,7 @@ mod lines;
 mod metrics;
 mod open;
 mod output;
+mod plan;
 mod profile;
 mod recorded;
 mod run;
@@ -93,6 +94,7 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
         (Some(Command::Run(arguments)), None) => run::run(&arguments, &global),
         (Some(Command::Resume(arguments)), None) => run::resume(&arguments, &global),
         (Some(Command::Submit(arguments)), None) => submit::submit(&arguments, &global),
+        (Some(Command::Plan(arguments)), None) => plan::plan(&arguments, &global),
         (Some(Command::Stop(arguments)), None) => stop::stop(&arguments, &global),
         (Some(Command::Check(arguments)), None) => check::check(&arguments, &global),
         (Some(Command::Verify(arguments)), None) => verify::verify(&arguments, &global),

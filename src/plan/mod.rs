@@ -6,10 +6,12 @@
 
 mod cost;
 mod lifetimes;
+mod report;
 mod simulate;
 mod survival;
 
 pub use cost::{Costs, best_interval, daly, steps_an_attempt, young};
 pub use lifetimes::{Lifetime, from_csv, from_rows};
+pub use report::{Plan, Row};
 pub use simulate::{Simulation, simulate, tries_interval};
 pub use survival::Survival;

@@ -39,7 +39,7 @@ impl Assembler {
     /// An attempt that has no first event (yet, or lost): shown from what its folder tells. A later first event replaces it.
     pub fn assume_attempt(&mut self, started: AttemptStarted, started_ms: u64) {
         if !self.has_attempt() {
-            self.view.attempts.push(AttemptView { started, started_ms, ended: None });
+            self.view.attempts.push(AttemptView { started, started_ms, ended: None, first_step_ms: None });
         }
     }
 
@@ -60,6 +60,9 @@ impl Assembler {
         series.memory_bytes.push(columns.memory_bytes);
         series.padding_waste.push(columns.padding_waste);
         self.view.phase = None;
+        if let Some(attempt) = self.view.attempts.last_mut() {
+            attempt.first_step_ms.get_or_insert(columns.time_ms);
+        }
         self.touch(columns.time_ms);
         if logged && columns.time_ms.saturating_sub(self.last_step_log_ms) >= STEP_LOG_INTERVAL_MS {
             self.last_step_log_ms = columns.time_ms;
@@ -86,7 +89,7 @@ impl Assembler {
                 if self.has_attempt() {
                     self.view.attempts.pop();
                 }
-                self.view.attempts.push(AttemptView { started, started_ms: time_ms, ended: None });
+                self.view.attempts.push(AttemptView { started, started_ms: time_ms, ended: None, first_step_ms: None });
                 self.supersede_from(start_step + 1);
                 self.log(
                     time_ms,

@@ -83,6 +83,8 @@ impl Clone for RunView {
 pub struct AttemptView {
     pub started: AttemptStarted,
     pub started_ms: u64,
+    /// When its first step was done.
+    pub first_step_ms: Option<u64>,
     /// How it ended by its own word; `None` while it runs, or if it died without one.
     pub ended: Option<(Outcome, String)>,
 }
@@ -207,6 +209,8 @@ impl Series {
 pub enum RunState {
     /// No attempt has started.
     Waiting,
+    /// Its job waits for a machine, for the first time or again.
+    Queued,
     /// Alive, before its first step of this attempt.
     Starting,
     Running,
@@ -228,6 +232,7 @@ impl RunState {
     pub fn word(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
+            Self::Queued => "queued",
             Self::Starting => "starting",
             Self::Running => "running",
             Self::Stalled => "stalled",

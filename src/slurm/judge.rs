@@ -121,7 +121,7 @@ mod tests {
         };
         let save = SaveView { step: 300, bytes: 1, ms: 1.0, blocked_ms: 1.0, attempt: 1, time_ms: 0 };
         RunView {
-            attempts: vec![AttemptView { started, started_ms: 0, ended: None }],
+            attempts: vec![AttemptView { started, started_ms: 0, ended: None, first_step_ms: None }],
             liveness: Liveness::Unknown,
             last_save: Some(save),
             ..RunView::default()

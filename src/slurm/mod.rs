@@ -7,17 +7,22 @@
 mod command;
 mod inside;
 mod jobs;
+mod judge;
 mod lint;
 mod pace;
 mod parse;
 mod scheduler;
 mod script;
+mod watch;
+mod words;
 
 pub use command::{Answer, Call, Commands, RecordedCommands, SystemCommands};
 pub use inside::{Cause, InsideJob, Notice};
 pub use jobs::{JobRecord, comment_of, job_name, record_job, submitted_jobs};
+pub use judge::judge;
 pub use lint::lint_wrapper;
 pub use pace::Pace;
 pub use parse::{AccountedJob, JobDetails, JobId, JobState, QueuedJob};
 pub use scheduler::{Act, Scheduler, Slurm};
 pub use script::{BatchScript, SIGNAL_LEAD_VARIABLE, signal_lead_s};
+pub use watch::{JobView, JobWatch, Look};

@@ -11,8 +11,10 @@ use std::time::Duration;
 /// Limits in seconds. `squeue` gives up by itself after 18 when the controller is down.
 const QUERY_S: u64 = 25;
 const SUBMIT_S: u64 = 30;
+const HISTORY_S: u64 = 120;
 /// A job that is being ended has no time to wait for an answer.
 const OWN_QUERY_S: u64 = 2;
+const HISTORY_FORMAT: &str = "JobIDRaw,User,QOS,State,ExitCode,Start,End,ElapsedRaw,ReqTRES,TimelimitRaw";
 /// Slurm's own default.
 const KILL_WAIT: Duration = Duration::from_secs(30);
 
@@ -26,6 +28,9 @@ pub trait Scheduler: fmt::Debug + Send + Sync {
     fn show(&self, job: JobId) -> Result<JobDetails>;
     /// All attempts of one job, oldest first; empty if accounting does not know it.
     fn account(&self, job: JobId) -> Result<Vec<AccountedJob>>;
+    /// Rows of all attempts in a partition, of all users where the site shows them; see [`crate::plan::from_rows`]. One
+    /// heavy call.
+    fn history(&self, partition: &str, days: u32) -> Result<String>;
     /// Takes the job out of the queue, or ends it with SIGTERM and, `kill_wait` later, SIGKILL.
     fn cancel(&self, job: JobId) -> Result<()>;
     /// Sends SIGUSR2 to the job's steps: save and leave.
@@ -121,6 +126,12 @@ impl Scheduler for Slurm {
         let job = job.to_string();
         let call = Call::new("sacct", &["-n", "-P", "-D", "-X", "-j", &job, "-o", ACCOUNT_FORMAT], QUERY_S);
         parse::accounts(&self.ask(&call)?)
+    }
+
+    fn history(&self, partition: &str, days: u32) -> Result<String> {
+        let from = format!("now-{days}days");
+        let arguments = ["-a", "-X", "-D", "-n", "-P", "-S", &from, "-r", partition, "-o", HISTORY_FORMAT];
+        self.ask(&Call::new("sacct", &arguments, HISTORY_S))
     }
 
     fn cancel(&self, job: JobId) -> Result<()> {

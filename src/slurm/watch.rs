@@ -142,17 +142,19 @@ impl JobWatch {
         if let Some(over) = self.over.get(&job) {
             return Some(over.clone());
         }
-        // Rows arrive late: what the queue says holds until accounting agrees that it is over.
         let accounted = scheduler.account(job).ok().and_then(|rows| JobView::accounted(&rows));
-        if let Some(view) = accounted.filter(JobView::is_over) {
-            self.over.insert(job, view.clone());
-            return Some(view);
-        }
-        queued.map(|queued| {
-            let view = JobView { words: format!("is {}", queued.state), ..JobView::queued(queued, &[]) };
-            self.over.insert(job, view.clone());
-            view
-        })
+        let words = |queued: &QueuedJob| JobView { words: format!("is {}", queued.state), ..JobView::queued(queued, &[]) };
+        let over = match (accounted, queued) {
+            (Some(view), _) if view.is_over() => view,
+            // Rows arrive late: until they agree, what the queue says holds, and they are asked again.
+            (Some(_), Some(queued)) => return Some(words(queued)),
+            // Another user's job: accounting shows it, the queue of this user does not.
+            (Some(view), None) => return Some(view),
+            (None, Some(queued)) => words(queued),
+            (None, None) => return None,
+        };
+        self.over.insert(job, over.clone());
+        Some(over)
     }
 }
 

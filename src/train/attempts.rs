@@ -72,6 +72,7 @@ mod tests {
                 job: Some(JobIdentity { id: job, restart: 0, node: "gpu1".to_owned() }),
             },
             started_ms: 0,
+            first_step_ms: None,
             ended: failed.then(|| (Outcome::Failed, "broken".to_owned())),
         };
         let view = RunView { attempts: attempts.iter().map(attempt).collect(), ..RunView::default() };

@@ -109,7 +109,7 @@ pub fn log(run: &mut RunView, ago_ms: u64, level: Level, text: &str) {
 pub fn running(name: &str, arm: u64, step: u64, total: u64) -> RunView {
     let mut run =
         RunView { arm: name.into(), directory: format!("/experiments/demo/runs/{name}").into(), ..RunView::default() };
-    run.attempts.push(AttemptView { started: started(name, 1, 0, total), started_ms: NOW_MS - 900_000, ended: None });
+    run.attempts.push(AttemptView { started: started(name, 1, 0, total), started_ms: NOW_MS - 900_000, ended: None, first_step_ms: None });
     push_steps(&mut run, arm, 1, 1..=step);
     for point in (0..=step).step_by(100) {
         run.validations.push(ValidationPoint { attempt: 1, event: validation(arm, point) });
@@ -136,6 +136,7 @@ pub fn demo() -> ConsoleSnapshot {
             started: started("m1_baseline", 2, 700, 2_000),
             started_ms: NOW_MS - 300_000,
             ended: None,
+            first_step_ms: None,
         });
         for (step, attempt) in run.series.step.iter().zip(&mut run.series.attempt) {
             if *step > 700 {
@@ -166,6 +167,8 @@ pub fn demo() -> ConsoleSnapshot {
             headline: "pending, 12 of 21 points".into(),
             decision: Decision::Pending,
         }),
+        slurm: lbva_tui::slurm::Look::default(),
+        submits: false,
         planned_validations: 21,
         loaded_ms: NOW_MS,
     }
@@ -208,7 +211,7 @@ pub fn packing_with(least: f64) -> ConsoleSnapshot {
     });
     bucket.attempts[0].ended = Some((Outcome::Stopped, "stopped by the console".into()));
     let started = started("bucket", 2, 300, 1_000);
-    bucket.attempts.push(AttemptView { started, started_ms: NOW_MS - 300_000, ended: None });
+    bucket.attempts.push(AttemptView { started, started_ms: NOW_MS - 300_000, ended: None, first_step_ms: None });
     for (step, attempt) in bucket.series.step.iter().zip(&mut bucket.series.attempt) {
         *attempt += u32::from(*step > 300);
     }
