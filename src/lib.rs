@@ -9,6 +9,8 @@ pub mod codec;
 pub mod config;
 pub mod console;
 pub mod control;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub mod data;
 pub mod error;
 pub mod eval;

@@ -118,6 +118,9 @@ pub enum Command {
     /// Where the time and the memory of a training step go
     #[command(after_help = PROFILE_EXAMPLES)]
     Profile(ProfileArguments),
+    /// Time the engine on a GPU
+    #[command(after_help = BENCH_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
+    Bench(BenchArguments),
     /// PSNR, SSIM and LPIPS of two pictures, or of two folders picture by picture
     #[command(after_help = METRICS_EXAMPLES)]
     Metrics(MetricsArguments),
@@ -426,6 +429,9 @@ pub enum Verify {
     /// Compute packed episodes and the same ones by themselves: outputs, losses, every gradient
     #[command(after_help = PACKING_EXAMPLES)]
     Packing(PackingArguments),
+    /// A GPU's gradients of every parameter against the CPU's, in f32 and in bf16
+    #[command(after_help = GRADIENTS_EXAMPLES)]
+    Gradients(GradientsArguments),
     /// The geometry branch changes nothing before it is trained, and something afterwards, in the training regime
     #[command(after_help = NOOP_EXAMPLES)]
     Noop {
@@ -433,6 +439,101 @@ pub enum Verify {
         #[arg(value_name = "EXPERIMENT")]
         experiment: PathBuf,
     },
+}
+
+const GRADIENTS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui verify gradients configs/lingbot_tiny.yaml
+  lbva-tui verify gradients experiments/demo --arm m2_geometry --regime bf16
+
+The oracle is the same model in f64 on the CPU, on random weights and a small random batch. In f32 a
+gradient may be off by 1e-4 (relative L2); in bf16 by 1.5 times what the CPU's bf16 path is off.";
+
+#[derive(Debug, Args)]
+pub struct GradientsArguments {
+    /// An experiment's folder, or a recipe file
+    #[arg(value_name = "EXPERIMENT_OR_RECIPE")]
+    pub path: PathBuf,
+    /// The arm whose recipe it is [default: the baseline]
+    #[arg(long)]
+    pub arm: Option<String>,
+    /// f32 or bf16 [default: both]
+    #[arg(long, value_parser = ["f32", "bf16"])]
+    pub regime: Option<String>,
+    /// Gradients shown, the worst first
+    #[arg(long, default_value_t = 12)]
+    pub show: usize,
+    /// Override a field of the recipe, as in model.num_layers=2; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  lbva-tui bench trunk --frames 280 --batch 4 --chunk 2 --window 34
+  lbva-tui bench trunk --frames 128 --optimizer --draws 4:64,1:8 --json
+
+Weights are drawn on the GPU, none are needed. bench/against_torch.sh runs this and a PyTorch peer
+in one go.";
+
+#[derive(Debug, Args)]
+pub struct BenchArguments {
+    #[command(subcommand)]
+    pub what: Bench,
+}
+
+/// What can be timed.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Forward and backward of LingBot-VA's 5 B on one GPU
+    Trunk(TrunkBenchArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct TrunkBenchArguments {
+    /// Latent frames of an episode
+    #[arg(long, default_value_t = 280)]
+    pub frames: usize,
+    /// Episodes packed into the sequence
+    #[arg(long, default_value_t = 4)]
+    pub batch: usize,
+    /// Latent frames of an attention chunk
+    #[arg(long, default_value_t = 2)]
+    pub chunk: usize,
+    /// Reach of attention into the past, in half-chunks
+    #[arg(long, default_value_t = 34)]
+    pub window: usize,
+    /// Other chunks and windows, each met for the first time after the timing
+    #[arg(long, value_name = "CHUNK:WINDOW,...", value_delimiter = ',')]
+    pub draws: Vec<ChunkWindow>,
+    /// Blocks
+    #[arg(long, default_value_t = 30)]
+    pub layers: usize,
+    /// Passes before the timing, the first not counted
+    #[arg(long, default_value_t = 1)]
+    pub warmup: usize,
+    /// Passes timed; the median counts
+    #[arg(long, default_value_t = 5)]
+    pub repeats: usize,
+    /// With masters, moments, and an update after each pass
+    #[arg(long)]
+    pub optimizer: bool,
+    /// Most that a pass may take for what it keeps and works on, GiB [default: what is free]
+    #[arg(long, value_name = "GIB")]
+    pub arena: Option<u64>,
+}
+
+/// A chunk and a window, written `4:64`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkWindow(pub (usize, usize));
+
+impl std::str::FromStr for ChunkWindow {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split_once(':').and_then(|(chunk, window)| Some((chunk.parse().ok()?, window.parse().ok()?)));
+        parts.filter(|(chunk, _)| *chunk > 0).map(Self).ok_or("chunk and window are needed, as in 4:64")
+    }
 }
 
 #[derive(Debug, Args)]

@@ -1,61 +1,35 @@
-//! Which device a run computes on, for `check`: the CPU, since training on a GPU is not in this version. A GPU that is
-//! there is named, so that nobody takes its idleness for a fault.
+//! Which device a run computes on, in the words of `check` and of errors.
 
 use crate::config::DeviceChoice;
+use crate::train::engine;
 use serde::Serialize;
 
 /// A device and the ground for choosing it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
-    /// `cpu`.
+    /// `cpu` or `cuda:N`.
     pub name: String,
     pub reason: String,
 }
 
 impl Device {
-    fn new(name: &str, reason: impl Into<String>) -> Self {
-        Self { name: name.to_owned(), reason: reason.into() }
+    fn new(name: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { name: name.into(), reason: reason.into() }
     }
 }
 
-/// The device that `choice` comes to on this machine. Never fails.
+/// The device that `choice` comes to on this machine. Never fails: a GPU that is asked for by number and not here may be
+/// on the node that runs the job.
 pub fn describe(choice: &DeviceChoice) -> Device {
-    match choice {
-        DeviceChoice::Cpu => Device::new("cpu", "asked for"),
-        DeviceChoice::Auto => automatic(),
+    match (choice, engine::find_gpu(choice)) {
+        (DeviceChoice::Cpu, _) => Device::new("cpu", "asked for"),
+        (DeviceChoice::Auto, Ok(name)) => Device::new("cuda:0", name),
+        (DeviceChoice::Auto, Err(error)) => Device::new("cpu", format!("no CUDA device: {}", error.what)),
+        (DeviceChoice::Cuda(number), Ok(name)) => Device::new(format!("cuda:{number}"), name),
+        (DeviceChoice::Cuda(number), Err(error)) => {
+            Device::new(format!("cuda:{number}"), format!("not on this machine: {}", error.what))
+        }
     }
-}
-
-const NO_GPU_TRAINING: &str = "training on a GPU is not in this version";
-
-#[cfg(not(feature = "cuda"))]
-fn automatic() -> Device {
-    Device::new("cpu", NO_GPU_TRAINING)
-}
-
-#[cfg(feature = "cuda")]
-fn automatic() -> Device {
-    match first_gpu() {
-        Ok(name) => Device::new("cpu", format!("{NO_GPU_TRAINING}; there is one: {name}")),
-        Err(reason) => Device::new("cpu", format!("{NO_GPU_TRAINING}; there is none: {reason}")),
-    }
-}
-
-/// Name of the first GPU. The driver's library is opened here, at run time, so that the same binary starts on a login
-/// node that has none.
-#[cfg(feature = "cuda")]
-fn first_gpu() -> Result<String, String> {
-    use cudarc::driver::{CudaContext, sys};
-    // SAFETY: asks the dynamic loader for the library and nothing else; every other call of cudarc panics where the
-    // library is absent, so this has to come first.
-    if !unsafe { sys::is_culib_present() } {
-        return Err("the CUDA driver's library (libcuda) is not installed".to_owned());
-    }
-    let count = CudaContext::device_count().map_err(|error| error.to_string())?;
-    if count < 1 {
-        return Err("the driver lists none".to_owned());
-    }
-    CudaContext::new(0).and_then(|context| context.name()).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -66,8 +40,12 @@ mod tests {
     fn a_device_is_always_named_with_its_reason() {
         assert_eq!(describe(&DeviceChoice::Cpu), Device::new("cpu", "asked for"));
         let automatic = describe(&DeviceChoice::Auto);
-        assert_eq!(automatic.name, "cpu");
-        assert!(automatic.reason.starts_with(NO_GPU_TRAINING), "{automatic:?}");
-        assert_eq!(automatic.reason.contains("there is "), cfg!(feature = "cuda"), "{automatic:?}");
+        match automatic.name.as_str() {
+            "cpu" => assert!(automatic.reason.starts_with("no CUDA device: "), "{automatic:?}"),
+            name => assert_eq!(name, "cuda:0"),
+        }
+        let far = describe(&DeviceChoice::Cuda(4000));
+        assert_eq!(far.name, "cuda:4000");
+        assert!(far.reason.starts_with("not on this machine: "), "{far:?}");
     }
 }

@@ -4,6 +4,7 @@
 //! nothing else there, and whether there is a screen to draw on.
 
 mod arguments;
+mod bench;
 mod check;
 mod chosen;
 mod data;
@@ -98,6 +99,7 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
         (Some(Command::Stop(arguments)), None) => stop::stop(&arguments, &global),
         (Some(Command::Check(arguments)), None) => check::check(&arguments, &global),
         (Some(Command::Verify(arguments)), None) => verify::verify(&arguments, &global),
+        (Some(Command::Bench(arguments)), None) => bench::bench(&arguments, &global),
         (Some(Command::Profile(arguments)), None) => profile::profile(&arguments, &global),
         (Some(Command::Metrics(arguments)), None) => metrics::metrics(&arguments, &global),
         (Some(Command::Data(arguments)), None) => data::data(&arguments, &global),

@@ -1,15 +1,15 @@
 //! `verify`: proofs of the engine, against reference numbers and against itself.
 
-use super::arguments::{Global, PackingArguments, Verify, VerifyArguments};
+use super::arguments::{Global, GradientsArguments, PackingArguments, Verify, VerifyArguments};
 use super::chosen::choose;
 use super::data::with_progress;
 use super::profile::Shown;
 use super::{allow_writing, output};
-use crate::config::{Experiment, LingbotRecipe};
+use crate::config::{DeviceChoice, Experiment, LingbotRecipe, ParameterFormat};
 use crate::data::EpisodeSet;
 use crate::runlog::ExperimentRuns;
 use crate::train::stop::StopFlag;
-use crate::train::{golden, noop, packing_check};
+use crate::train::{golden, gradient_check, noop, packing_check};
 use crate::{Error, Exit, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,37 @@ pub fn verify(arguments: &VerifyArguments, global: &Global) -> Result<Exit> {
     match &arguments.what {
         Verify::Golden { files } => golden(files, global),
         Verify::Packing(arguments) => packing(arguments, global),
+        Verify::Gradients(arguments) => gradients(arguments, global),
         Verify::Noop { experiment } => noop(experiment, global),
     }
+}
+
+fn gradients(arguments: &GradientsArguments, global: &Global) -> Result<Exit> {
+    let chosen = choose(&arguments.path, arguments.arm.as_deref(), &arguments.set)?;
+    let device = match chosen.recipe.device() {
+        DeviceChoice::Cuda(number) => DeviceChoice::Cuda(*number),
+        DeviceChoice::Auto | DeviceChoice::Cpu => DeviceChoice::Cuda(0),
+    };
+    let formats = match arguments.regime.as_deref() {
+        Some("f32") => vec![ParameterFormat::F32],
+        Some(_) => vec![ParameterFormat::Bf16],
+        None => vec![ParameterFormat::F32, ParameterFormat::Bf16],
+    };
+    let mut reports = Vec::new();
+    for format in formats {
+        let report = gradient_check::check(&chosen.recipe, &device, format)?;
+        if !global.json {
+            output::line(format!("{}: {}", chosen.name, report.to_text(arguments.show)))?;
+        }
+        reports.push(report);
+    }
+    if global.json {
+        output::document(&reports)?;
+    }
+    let failed: Vec<String> =
+        reports.iter().filter(|report| !report.passed).map(|report| report.regime.to_owned()).collect();
+    let error = Error::new(Exit::Crash, "gradients_differ", "the GPU's gradients are not the reference path's");
+    end(failed, error, global)
 }
 
 fn golden(files: &[PathBuf], global: &Global) -> Result<Exit> {

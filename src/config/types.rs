@@ -136,13 +136,43 @@ impl Family {
     }
 }
 
-/// Where to compute.
+/// Where to compute: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
+    /// The first GPU if there is one and the program was built for it, the CPU otherwise.
     #[default]
     Auto,
     Cpu,
+    /// The GPU of this number, of those that `CUDA_VISIBLE_DEVICES` leaves; its absence is an error.
+    Cuda(usize),
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            other => other
+                .strip_prefix("cuda:")
+                .and_then(|number| number.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| format!("`{other}` is no device: auto, cpu, or cuda:N as in cuda:0")),
+        }
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(choice: DeviceChoice) -> Self {
+        match choice {
+            DeviceChoice::Auto => "auto".into(),
+            DeviceChoice::Cpu => "cpu".into(),
+            DeviceChoice::Cuda(number) => format!("cuda:{number}"),
+        }
+    }
 }
 
 /// The dataset and how clips are cut from it.

@@ -85,7 +85,7 @@ pub fn sample(
             geometry: condition.geometry.clone(),
         };
         let velocity = model.forward(&input)?;
-        let advance = |x: &Tensor, v: &Tensor, by: f64| x.detach() + (v.detach() * by)?;
+        let advance = |x: &Tensor, v: &Tensor, by: f64| x.detach() + (v.detach().to_device(x.device())? * by)?;
         latent = with_frame(advance(&latent, &velocity.video, level(&video_levels, step + 1) - video_now)?)?;
         if step < validation.action_steps {
             let by = level(&action_levels, step + 1) - action_now;

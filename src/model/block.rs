@@ -87,7 +87,7 @@ impl Sight {
 
 /// What a family calls the parameters of a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BlockNames {
+pub struct BlockNames {
     pub modulation: &'static str,
     pub self_attention: &'static str,
     pub cross_attention: &'static str,
@@ -98,7 +98,7 @@ pub(super) struct BlockNames {
 
 /// The four Linear layers of an attention.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AttentionNames {
+pub struct AttentionNames {
     pub q: &'static str,
     pub k: &'static str,
     pub v: &'static str,
@@ -107,7 +107,7 @@ pub(super) struct AttentionNames {
 
 /// The two Linear layers of an MLP.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MlpNames {
+pub struct MlpNames {
     pub up: &'static str,
     pub down: &'static str,
 }
@@ -303,6 +303,11 @@ impl Block {
             geometry,
             eps,
         })
+    }
+
+    /// The geometry branch on its input, if this block carries one.
+    pub fn insertion(&self) -> Option<&GeometryInsertion> {
+        self.geometry.as_ref()
     }
 
     /// x [B, L, D] -> [B, L, D].

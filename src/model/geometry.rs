@@ -76,13 +76,13 @@ fn grid_sinusoid(
 
 /// x <- x + float(Wo attention(LN(x) -> tokens)) on the video tokens, at the input of one block.
 #[derive(Clone, Debug)]
-pub(super) struct GeometryInsertion {
+pub struct GeometryInsertion {
     attention: Attention,
     eps: f64,
 }
 
 impl GeometryInsertion {
-    pub fn load(parameters: &Parameters, layer: usize, config: &ModelConfig) -> Result<Self> {
+    pub(super) fn load(parameters: &Parameters, layer: usize, config: &ModelConfig) -> Result<Self> {
         let name = format!("geometry.layers.{layer}");
         Ok(Self {
             attention: Attention::load(parameters, &name, AttentionNames::WAN, config.num_heads, config.eps)?,

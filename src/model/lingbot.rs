@@ -8,9 +8,9 @@ mod chunk;
 
 use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight, stream_dtype};
 use super::timestep::sinusoid_f32;
-use super::{Block, Conditioning, Parameters, Transformer};
+use super::{Block, Conditioning, GeometryInsertion, Parameters, Transformer, TrunkShape};
 use crate::config::LingbotModelConfig;
-use crate::ops::{RopeTable, Rows, norm_modulate};
+use crate::ops::{RopeTable, Rows, norm_modulate, take_rows};
 use crate::pack::sequence::{FrameTokens, PackedEpisode, Sequence};
 use candle_core::{Result, Tensor};
 use std::sync::Arc;
@@ -194,6 +194,18 @@ pub struct LingbotModel {
 }
 
 impl LingbotModel {
+    /// What the trunk of such a model is.
+    pub fn shape(config: &LingbotModelConfig) -> TrunkShape {
+        TrunkShape {
+            names: BLOCK,
+            depth: config.num_layers,
+            width: config.dim,
+            ffn: config.ffn_dim,
+            heads: config.num_heads,
+            eps: config.eps,
+        }
+    }
+
     /// Binds the parameters by name; later updates of a variable are seen. `condition_embedder_action.text_embedder`
     /// is in every checkpoint and used by nothing.
     pub fn new(config: &LingbotModelConfig, parameters: &Parameters) -> Result<Self> {
@@ -239,7 +251,8 @@ impl LingbotModel {
                 text.push(Tensor::zeros((1, self.config.text_dim), prompt.dtype(), prompt.device())?);
             }
         }
-        self.text_embedder.forward(&Tensor::cat(&text, 0)?)?.unsqueeze(0)
+        let text = Tensor::cat(&text, 0)?.to_device(self.head_modulation.device())?;
+        self.text_embedder.forward(&text)?.unsqueeze(0)
     }
 
     /// LN, modulation by `e` [1, R, D], projection: tokens [1, N, D] -> [N, out]. Token i has row i / (N / R).
@@ -285,26 +298,34 @@ impl Transformer for LingbotModel {
         Layout::new(&self.config, input)
     }
 
-    fn depth(&self) -> usize {
-        self.blocks.len()
+    fn trunk(&self) -> TrunkShape {
+        Self::shape(&self.config)
+    }
+
+    fn placement<'l>(&self, layout: &'l Layout) -> &'l Placement {
+        &layout.placement
+    }
+
+    fn insertion(&self, layer: usize) -> Option<&GeometryInsertion> {
+        self.blocks[layer].insertion()
     }
 
     /// The packed sequence [1, L, D] in the plan's order.
     fn front(&self, input: &LingbotInput, layout: &Layout) -> Result<(Tensor, Conditioning)> {
         let episodes = &input.episodes;
         let dtype = self.head_modulation.dtype();
-        let device = episodes[0].noisy_video.device();
+        let device = self.head_modulation.device();
         let width = self.config.dim;
 
         let video = episodes
             .iter()
-            .map(|e| self.patches(&e.noisy_video))
-            .chain(episodes.iter().map(|e| self.patches(&e.clean_video)))
+            .map(|e| self.patches(&e.noisy_video.to_device(device)?))
+            .chain(episodes.iter().map(|e| self.patches(&e.clean_video.to_device(device)?)))
             .collect::<Result<Vec<_>>>()?;
         let action = episodes
             .iter()
-            .map(|e| action_rows(&e.noisy_action))
-            .chain(episodes.iter().map(|e| action_rows(&e.clean_action)))
+            .map(|e| action_rows(&e.noisy_action.to_device(device)?))
+            .chain(episodes.iter().map(|e| action_rows(&e.clean_action.to_device(device)?)))
             .collect::<Result<Vec<_>>>()?;
         let source = Tensor::cat(
             &[
@@ -314,8 +335,8 @@ impl Transformer for LingbotModel {
             ],
             0,
         )?;
-        let order = Tensor::from_slice(layout.sequence.source_of_token(), layout.sequence.len(), device)?;
-        let x = self.stream(&source.index_select(&order, 0)?.unsqueeze(0)?)?;
+        let padding = Some(source.dim(0)? as u32 - 1);
+        let x = self.stream(&take_rows(&source, layout.sequence.source_of_token(), padding)?.unsqueeze(0)?)?;
 
         let of = |pick: fn(&EpisodeInput) -> &Vec<f64>| episodes.iter().flat_map(pick).copied();
         let video_rows: Vec<f64> = of(|e| &e.t_video).chain(of(|e| &e.t_history)).collect();
@@ -346,8 +367,7 @@ impl Transformer for LingbotModel {
         let [h, w] = layout.tokens.grid;
         // Rows of the noisy video come first, those of the noisy actions after both video copies.
         let head = |positions: &[u32], first_row: usize, projection: &Linear| -> Result<Tensor> {
-            let positions = Tensor::from_slice(positions, positions.len(), x.device())?;
-            let tokens = x.squeeze(0)?.index_select(&positions, 0)?.unsqueeze(0)?;
+            let tokens = take_rows(&x.squeeze(0)?, positions, None)?.unsqueeze(0)?;
             self.head(&tokens, &conditioning.e.narrow(1, first_row, total)?, projection)
         };
         let video = head(sequence.noisy_video(), 0, &self.video_head)?;

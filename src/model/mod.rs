@@ -13,7 +13,8 @@ mod xwam;
 
 use candle_core::{Result, Tensor};
 
-pub use block::{Block, Conditioning, Placement, Sight};
+pub use block::{Block, BlockNames, Conditioning, Placement, Sight};
+pub use geometry::GeometryInsertion;
 pub use count::{ParameterCount, Part, count};
 pub use lingbot::{
     ChunkHistory, CleanHistory, EpisodeHistory, EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel,
@@ -21,6 +22,21 @@ pub use lingbot::{
 pub use lingbot_parameters::lingbot_parameter_specs;
 pub use parameters::{Initialiser, ParameterSpec, Parameters, parameter_specs};
 pub use xwam::{XwamInput, XwamModel, XwamOutput};
+
+/// What the trunk of a model is, for whoever computes it by other means than [`Block`].
+#[derive(Clone, Copy, Debug)]
+pub struct TrunkShape {
+    pub names: BlockNames,
+    /// Number of blocks.
+    pub depth: usize,
+    /// D
+    pub width: usize,
+    /// F, the FFN's width
+    pub ffn: usize,
+    pub heads: usize,
+    /// Of every norm.
+    pub eps: f64,
+}
 
 /// A model as training and sampling see it: embedders (front), trunk blocks, heads (back). The seams are where
 /// gradients are pulled through piece by piece when blocks are recomputed.
@@ -32,8 +48,18 @@ pub trait Transformer {
 
     fn layout(&self, input: &Self::Input) -> Result<Self::Layout>;
 
+    fn trunk(&self) -> TrunkShape;
+
+    /// Where tokens stand and what they see, for every block.
+    fn placement<'l>(&self, layout: &'l Self::Layout) -> &'l Placement;
+
+    /// The geometry branch on the input of block `layer`, if that block carries one.
+    fn insertion(&self, layer: usize) -> Option<&GeometryInsertion>;
+
     /// Number of trunk blocks.
-    fn depth(&self) -> usize;
+    fn depth(&self) -> usize {
+        self.trunk().depth
+    }
 
     /// Embedders: the token sequence [B, L, D] and what the blocks read beside it.
     fn front(&self, input: &Self::Input, layout: &Self::Layout) -> Result<(Tensor, Conditioning)>;

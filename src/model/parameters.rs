@@ -214,6 +214,18 @@ impl Parameters {
         self.variables.iter().filter(|(_, slot)| slot.trained).map(|(name, slot)| (name.as_str(), &slot.variable))
     }
 
+    /// Takes variables as they are: (variable, trained) by name.
+    pub fn from_variables(variables: BTreeMap<String, (Var, bool)>) -> Self {
+        let slots = variables.into_iter().map(|(name, (variable, trained))| (name, Slot { variable, trained }));
+        Self { variables: slots.collect() }
+    }
+
+    /// (name, shape, trained) in name order.
+    pub fn shapes(&self) -> Vec<(String, Vec<usize>, bool)> {
+        let shape = |(name, slot): (&String, &Slot)| (name.clone(), slot.variable.dims().to_vec(), slot.trained);
+        self.variables.iter().map(shape).collect()
+    }
+
     /// Number of scalars.
     pub fn count(&self) -> usize {
         self.iter().map(|(_, variable)| variable.elem_count()).sum()

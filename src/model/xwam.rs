@@ -6,7 +6,7 @@
 use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight, stream_dtype};
 use super::geometry::{GeometryAdapter, GeometryInsertion};
 use super::timestep::sinusoid;
-use super::{Block, Conditioning, Parameters, Transformer};
+use super::{Block, Conditioning, Parameters, Transformer, TrunkShape};
 use crate::config::ModelConfig;
 use crate::ops::{RopeTable, Rows, linear, norm_modulate};
 use candle_core::{Result, Tensor};
@@ -130,6 +130,18 @@ pub struct XwamModel {
 }
 
 impl XwamModel {
+    /// What the trunk of such a model is.
+    pub fn shape(config: &ModelConfig) -> TrunkShape {
+        TrunkShape {
+            names: BLOCK,
+            depth: config.num_layers,
+            width: config.dim,
+            ffn: config.ffn_dim,
+            heads: config.num_heads,
+            eps: config.eps,
+        }
+    }
+
     /// Binds the parameters by name; later updates of a variable are seen.
     pub fn new(config: &ModelConfig, parameters: &Parameters) -> Result<Self> {
         Ok(Self {
@@ -174,16 +186,25 @@ impl Transformer for XwamModel {
         Layout::new(&self.config, input)
     }
 
-    fn depth(&self) -> usize {
-        self.blocks.len()
+    fn trunk(&self) -> TrunkShape {
+        Self::shape(&self.config)
+    }
+
+    fn placement<'l>(&self, layout: &'l Layout) -> &'l Placement {
+        &layout.placement
+    }
+
+    fn insertion(&self, layer: usize) -> Option<&GeometryInsertion> {
+        self.blocks[layer].insertion()
     }
 
     /// Embedders: the joint sequence [B, L, D] and what the blocks read beside it.
     fn front(&self, input: &XwamInput, layout: &Layout) -> Result<(Tensor, Conditioning)> {
         let dtype = self.view_embedding.dtype();
-        let video = self.patchify(&input.latent, layout)?;
-        let action = self.action_encoder.forward(&input.action)?;
-        let proprio = self.proprio_encoder.forward(&input.proprio)?;
+        let device = self.view_embedding.device();
+        let video = self.patchify(&input.latent.to_device(device)?, layout)?;
+        let action = self.action_encoder.forward(&input.action.to_device(device)?)?;
+        let proprio = self.proprio_encoder.forward(&input.proprio.to_device(device)?)?;
         let x = Tensor::cat(&[video, action, proprio], 1)?.to_dtype(stream_dtype(dtype))?;
 
         let batch = input.latent.dim(0)?;
@@ -201,13 +222,13 @@ impl Transformer for XwamModel {
         let (rows, width) = (layout.placement.rows.count, self.config.dim);
         let geometry = match (&self.geometry, &input.geometry) {
             (None, _) => None,
-            (Some(adapter), Some(tokens)) => Some(adapter.forward(tokens)?),
+            (Some(adapter), Some(tokens)) => Some(adapter.forward(&tokens.to_device(device)?)?),
             (Some(_), None) => candle_core::bail!("the geometry branch is built but the batch has no geometry tokens"),
         };
         let conditioning = Conditioning {
             e0: e0.reshape((batch, rows, 6 * width))?,
             e: e.reshape((batch, rows, width))?,
-            text: self.text_embedding.forward(&input.text)?,
+            text: self.text_embedding.forward(&input.text.to_device(device)?)?,
             geometry,
         };
         Ok((x, conditioning))

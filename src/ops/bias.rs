@@ -17,7 +17,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     shape.push(outputs);
     let y = x.to_dtype(weight.dtype())?.contiguous()?.reshape(((), inputs))?.matmul(&weight.t()?)?;
     let y = match weight.dtype() {
-        DType::F32 | DType::F64 => y.apply_op2(&bias.contiguous()?, AddBias)?,
+        DType::F32 | DType::F64 if x.device().is_cpu() => y.apply_op2(&bias.contiguous()?, AddBias)?,
         _ => y.broadcast_add(bias)?,
     };
     y.reshape(shape)

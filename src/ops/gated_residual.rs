@@ -1,6 +1,6 @@
 //! The gated residual add x + gate[row] y: the only way a sub-layer's result enters the residual stream with AdaLN.
 
-use super::{Element, Rows, in_float, slice, storage, values};
+use super::{Element, Rows, in_float, on_cpu, reference, slice, storage, values};
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
@@ -9,7 +9,11 @@ pub fn gated_residual(x_bld: &Tensor, y_bld: &Tensor, gate_brd: &Tensor, rows: &
     in_float(x_bld, |x| {
         let y = y_bld.to_dtype(x.dtype())?.contiguous()?;
         let gate = gate_brd.to_dtype(x.dtype())?.contiguous()?;
-        x.apply_op3(&y, &gate, GatedResidual { rows: rows.clone() })
+        on_cpu(
+            x,
+            |x| x.apply_op3(&y, &gate, GatedResidual { rows: rows.clone() }),
+            |x| reference::gated_residual(x, &y, &gate, rows),
+        )
     })
 }
 

@@ -1,12 +1,12 @@
 //! GELU in its tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
 
-use super::{Element, dispatch, in_float, slice, storage, values};
+use super::{Element, dispatch, in_float, on_cpu, reference, slice, storage, values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
 /// GELU-tanh of every element.
 pub fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
-    in_float(x, |x| x.apply_op1(Gelu))
+    in_float(x, |x| on_cpu(x, |x| x.apply_op1(Gelu), reference::gelu_tanh))
 }
 
 struct Gelu;

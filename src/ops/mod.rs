@@ -9,6 +9,7 @@
 //! loops run on rayon's pool; every reduction has a fixed order, so results do not depend on the number of threads.
 
 mod attention_plan;
+mod attention_tiles;
 mod bias;
 mod gated_residual;
 mod gelu;
@@ -19,8 +20,10 @@ mod rms_norm;
 mod rope;
 mod rows;
 mod softmax;
+mod take_rows;
 
 pub use attention_plan::{AttentionPlan, Group};
+pub use attention_tiles::TileLists;
 pub use bias::linear;
 pub use gated_residual::gated_residual;
 pub use gelu::gelu_tanh;
@@ -30,6 +33,7 @@ pub use rms_norm::rms_norm;
 pub use rope::{RopeTable, rope};
 pub use rows::Rows;
 pub use softmax::softmax_last_dim;
+pub use take_rows::take_rows;
 
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, WithDType};
 
@@ -37,6 +41,16 @@ use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, WithDType};
 pub(crate) trait Element: WithDType + num_traits::Float + std::iter::Sum + Send + Sync {}
 impl Element for f32 {}
 impl Element for f64 {}
+
+/// The fused kernel on the CPU, the composed form on any other device: there the trunk has kernels of its own, and only
+/// embedders, heads and sampling come this way.
+fn on_cpu(
+    x: &Tensor,
+    fused: impl FnOnce(&Tensor) -> Result<Tensor>,
+    composed: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if x.device().is_cpu() { fused(x) } else { composed(x) }
+}
 
 /// Runs `op` in f32 if `x` is half precision and returns the result in `x`'s dtype.
 fn in_float(x: &Tensor, op: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {

@@ -1,20 +1,24 @@
 //! LayerNorm (population variance, eps inside the root), alone or with what always follows it: the AdaLN modulation
 //! LN(x) (1 + scale[row]) + shift[row], or an affine LN(x) w + b.
 
-use super::{Element, Rows, dispatch, in_float, slice, storage, sum_by, values};
+use super::{Element, Rows, dispatch, in_float, on_cpu, reference, slice, storage, sum_by, values};
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
 /// LN(x) over the last dimension, without affine; x of any shape.
 pub fn layer_norm(x: &Tensor, eps: f64) -> Result<Tensor> {
-    in_float(x, |x| x.apply_op1(LayerNorm { eps }))
+    in_float(x, |x| on_cpu(x, |x| x.apply_op1(LayerNorm { eps }), |x| reference::layer_norm(x, eps)))
 }
 
 /// LN(x) (1 + scale[row]) + shift[row]: x [B, L, D]; shift, scale [B, R, D].
 pub fn norm_modulate(x_bld: &Tensor, shift_brd: &Tensor, scale_brd: &Tensor, rows: &Rows, eps: f64) -> Result<Tensor> {
     in_float(x_bld, |x| {
         let (shift, scale) = (like(shift_brd, x)?, like(scale_brd, x)?);
-        x.apply_op3(&shift, &scale, NormModulate { rows: rows.clone(), offset: 1.0, eps })
+        on_cpu(
+            x,
+            |x| x.apply_op3(&shift, &scale, NormModulate { rows: rows.clone(), offset: 1.0, eps }),
+            |x| reference::norm_modulate(x, &shift, &scale, rows, eps),
+        )
     })
 }
 
@@ -24,7 +28,11 @@ pub fn layer_norm_affine(x_bld: &Tensor, weight_d: &Tensor, bias_d: &Tensor, eps
         let (_, tokens, width) = x.dims3()?;
         let bias = like(bias_d, x)?.reshape((1, 1, width))?;
         let weight = like(weight_d, x)?.reshape((1, 1, width))?;
-        x.apply_op3(&bias, &weight, NormModulate { rows: Rows::single(tokens), offset: 0.0, eps })
+        on_cpu(
+            x,
+            |x| x.apply_op3(&bias, &weight, NormModulate { rows: Rows::single(tokens), offset: 0.0, eps }),
+            |x| reference::layer_norm_affine(x, &weight.flatten_all()?, &bias.flatten_all()?, eps),
+        )
     })
 }
 

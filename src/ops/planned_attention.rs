@@ -7,7 +7,7 @@
 //! heads, and one after another within, so every sum has one order and no two threads add to one gradient.
 
 use super::attention_plan::{AttentionPlan, Group};
-use super::{Element, dispatch, in_float, slice, storage, sum_by, values};
+use super::{Element, dispatch, in_float, on_cpu, reference, slice, storage, sum_by, values};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use ndarray::linalg::general_mat_mul;
@@ -30,7 +30,11 @@ pub fn planned_attention(
     in_float(q_ld, |q| {
         let k = k_sd.to_dtype(q.dtype())?.contiguous()?;
         let v = v_sd.to_dtype(q.dtype())?.contiguous()?;
-        q.apply_op3(&k, &v, PlannedAttention { heads, plan: Arc::clone(plan) })
+        on_cpu(
+            q,
+            |q| q.apply_op3(&k, &v, PlannedAttention { heads, plan: Arc::clone(plan) }),
+            |q| reference::planned_attention(q, &k, &v, heads, plan),
+        )
     })
 }
 

@@ -1,12 +1,15 @@
 //! RMSNorm over the full width, before the head split: y = x w / sqrt(mean(x^2) + eps).
 
-use super::{Element, dispatch, in_float, slice, storage, sum_by, values};
+use super::{Element, dispatch, in_float, on_cpu, reference, slice, storage, sum_by, values};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
 /// RMSNorm of x [.., D] with weight [D].
 pub fn rms_norm(x: &Tensor, weight_d: &Tensor, eps: f64) -> Result<Tensor> {
-    in_float(x, |x| x.apply_op2(&weight_d.to_dtype(x.dtype())?.contiguous()?, RmsNorm { eps }))
+    in_float(x, |x| {
+        let weight = weight_d.to_dtype(x.dtype())?.contiguous()?;
+        on_cpu(x, |x| x.apply_op2(&weight, RmsNorm { eps }), |x| reference::rms_norm(x, &weight, eps))
+    })
 }
 
 struct RmsNorm {

@@ -1,12 +1,12 @@
 //! Softmax over the last dimension, maximum subtracted first.
 
-use super::{Element, dispatch, in_float, slice, storage, sum_by, values};
+use super::{Element, dispatch, in_float, on_cpu, reference, slice, storage, sum_by, values};
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
 /// softmax(x) over the last dimension, x of any shape.
 pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
-    in_float(x, |x| x.apply_op1(Softmax))
+    in_float(x, |x| on_cpu(x, |x| x.apply_op1(Softmax), reference::softmax_last_dim))
 }
 
 struct Softmax;

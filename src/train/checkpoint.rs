@@ -4,7 +4,6 @@
 //! holds the copy. The bytes are a function of the training state alone (no times, no host), so two equal runs write
 //! equal files.
 
-use super::optimizer::AdamW;
 use crate::config::TrainConfig;
 use crate::files::{create_folder, io_error};
 use crate::model::Parameters;
@@ -43,15 +42,15 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Copies the state: as much memory again as weights and moments.
-    pub fn take(parameters: &Parameters, optimizer: &AdamW, state: TrainerState) -> Result<Self> {
+    /// Copies the weights and takes over the optimizer's tensors, which must be copies already.
+    pub fn take(parameters: &Parameters, moments: BTreeMap<String, Tensor>, state: TrainerState) -> Result<Self> {
         // An update writes into the storage that a plain clone would share.
         let copy = |tensor: &Tensor| tensor.copy()?.to_device(&Device::Cpu);
         let weights = parameters
             .iter()
             .map(|(name, variable)| Ok((name.to_owned(), copy(variable.as_tensor())?)))
             .collect::<Result<_>>()?;
-        Ok(Self { weights, moments: optimizer.to_tensors(parameters)?, state })
+        Ok(Self { weights, moments, state })
     }
 
     /// Writes the state into a checkpoint folder that is being staged.
@@ -82,15 +81,15 @@ pub fn expected_bytes(parameters: &Parameters) -> u64 {
     (weights + moments + 4096) as u64
 }
 
-/// Reads a complete checkpoint back into parameters, optimizer and position. `bind` turns its tensors into the model's
-/// parameters.
+/// Reads a complete checkpoint back: parameters, the optimizer's tensors and position. `bind` turns its weights into the
+/// model's parameters.
 pub fn read(
     checkpoint: &Checkpoint,
     train: &TrainConfig,
     bind: impl FnOnce(BTreeMap<String, Tensor>) -> Result<Parameters>,
-) -> Result<(Parameters, AdamW, TrainerState)> {
+) -> Result<(Parameters, BTreeMap<String, Tensor>, TrainerState)> {
     let parameters = bind(load(&checkpoint.path.join(WEIGHTS))?)?;
-    let optimizer = AdamW::from_tensors(&parameters, &load(&checkpoint.path.join(OPTIMIZER))?)?;
+    let optimizer = load(&checkpoint.path.join(OPTIMIZER))?;
     let path = checkpoint.path.join(TRAINER);
     let text = std::fs::read(&path).map_err(|error| unreadable(&path, &error))?;
     let state: TrainerState = serde_json::from_slice(&text).map_err(|error| unreadable(&path, &error))?;
@@ -143,6 +142,7 @@ fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Error {
 mod tests {
     use super::*;
     use crate::model::{Initialiser, ParameterSpec};
+    use crate::train::optimizer::AdamW;
 
     #[test]
     fn files_are_those_of_the_library_and_of_the_expected_size() {
@@ -162,7 +162,8 @@ mod tests {
         let parameters = Parameters::from_tensors(&specs, tensors.collect()).expect("parameters");
         let optimizer = AdamW::new(&parameters).expect("an optimizer");
         let state = TrainerState { step: 1, samples_seen: 2, seed: 3 };
-        let snapshot = Snapshot::take(&parameters, &optimizer, state).expect("a snapshot");
+        let moments = optimizer.to_tensors(&parameters).expect("moments");
+        let snapshot = Snapshot::take(&parameters, moments, state).expect("a snapshot");
         let before = safetensors::serialize(&snapshot.weights, None).expect("bytes");
         for (_, variable) in parameters.iter() {
             variable.set(&variable.zeros_like().expect("zeros")).expect("set");

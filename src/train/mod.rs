@@ -4,7 +4,9 @@
 
 mod attempts;
 mod checkpoint;
+pub mod engine;
 pub mod golden;
+pub mod gradient_check;
 pub mod gradients;
 mod leave;
 pub mod lingbot;

@@ -38,6 +38,14 @@ impl GradientSum {
         &self.sums
     }
 
+    /// The sums in the shape of their parameters.
+    pub fn to_tensors(&self, parameters: &Parameters) -> Result<BTreeMap<String, Tensor>> {
+        let tensor = |(name, values): (&String, &Vec<f32>)| {
+            Ok((name.clone(), Tensor::from_slice(values, parameters.get(name)?.shape(), &Device::Cpu)?))
+        };
+        self.sums.iter().map(tensor).collect()
+    }
+
     /// Euclidean norm over all parameters, accumulated in f64 in name order.
     pub fn norm(&self) -> f64 {
         let square = |values: &Vec<f32>| values.iter().map(|&v| v as f64 * v as f64).sum::<f64>();

@@ -4,7 +4,7 @@
 //! on their own, without a run; `LINGBOT_PROFILE=N` has a run tell its first N in its log.
 
 use super::open::{Opening, open};
-use super::optimizer::AdamW;
+use super::engine::{Engine, EngineSpec};
 use super::schedule::learning_rate;
 use super::stop::StopFlag;
 use crate::config::Recipe;
@@ -279,9 +279,15 @@ fn measure(
 ) -> Result<()> {
     let mut task = open(recipe, cache, opening)?;
     let (initial, _) = opening.watch(Phase::BuildingModel, |progress| task.initialise(progress))?;
-    let parameters = initial.to_dtype(recipe.precision().params.dtype())?;
-    profile.parameters = parameters.count();
-    task.bind(&parameters)?;
+    profile.parameters = initial.count();
+    let engine_spec = EngineSpec {
+        device: recipe.device(),
+        precision: recipe.precision(),
+        train: recipe.train(),
+        trunk: task.trunk(),
+    };
+    let mut engine = Engine::start(&engine_spec, initial)?;
+    task.bind(engine.parameters())?;
     // A run encodes everything before its first step; here, what will be asked for is enough.
     let samples = task.first_samples(count)?;
     opening.watch(Phase::CachingLatents, |progress| {
@@ -294,7 +300,7 @@ fn measure(
         Ok(())
     })?;
 
-    let (train, mut optimizer) = (recipe.train(), AdamW::new(&initial)?);
+    let train = recipe.train();
     let begun = Cell::new(0);
     let interrupted = || {
         let last = stop.requested().is_some() || begun.get() == count;
@@ -310,12 +316,12 @@ fn measure(
             micro_steps.push(micro_step);
             Ok(())
         };
-        let parts = task.gradients(&parameters, step, &interrupted, &mut |micro_step| {
+        let parts = task.gradients(&mut engine, step, &interrupted, &mut |micro_step| {
             held.replace(micro_step).map_or(Ok(()), &mut tell)
         })?;
-        if let Some(parts) = &parts {
+        if parts.is_some() {
             let updating = Instant::now();
-            optimizer.update(&parameters, &parts.gradients, train, learning_rate(train, step), step)?;
+            engine.update(train, learning_rate(train, step), step)?;
             if let Some(last) = &mut held {
                 last.update_ms = Some(milliseconds(updating.elapsed()));
             }

@@ -2,10 +2,10 @@
 //!
 //! The loop in [`worker`](super::worker) is written once; whatever differs between families stands behind this trait.
 
-use super::optimizer::GradientSum;
+use super::engine::Engine;
 use super::profile::MicroStepProfile;
 use crate::data::Progress;
-use crate::model::Parameters;
+use crate::model::{Parameters, TrunkShape};
 use crate::runlog::{ClipMetrics, PackingStep, ValidationEvent};
 use crate::weights::Provenance;
 use crate::{Error, Result};
@@ -47,11 +47,14 @@ pub(super) trait Task: Sync {
     /// Samples of the first `micro_steps` micro-steps of the run, as [`Task::cache`] numbers them; one may come twice.
     fn first_samples(&self, micro_steps: usize) -> Result<Vec<usize>>;
 
-    /// Runs the micro-steps of optimizer step `step` (the first is 1), telling `done` of each. `None` if `interrupted`,
-    /// which is asked before each.
+    /// What the trunk of the model is.
+    fn trunk(&self) -> TrunkShape;
+
+    /// Runs the micro-steps of optimizer step `step` (the first is 1), telling `done` of each; their gradients gather in
+    /// the engine. `None` if `interrupted`, which is asked before each.
     fn gradients(
         &mut self,
-        parameters: &Parameters,
+        engine: &mut Engine,
         step: u64,
         interrupted: &dyn Fn() -> bool,
         done: Done<'_>,
@@ -64,7 +67,6 @@ pub(super) trait Task: Sync {
 /// What the micro-steps of one optimizer step gave.
 #[derive(Debug, Default)]
 pub(super) struct StepParts {
-    pub gradients: GradientSum,
     /// Means over the step; NaN for a part that the family lacks.
     pub loss: f64,
     pub loss_video: f64,

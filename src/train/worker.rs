@@ -5,12 +5,11 @@
 //! is under way is waited for and the outcome is on disk before the process leaves, unless the process is killed.
 
 use super::attempts::Past;
-use super::checkpoint::{self, Snapshot, TrainerState};
+use super::checkpoint::{self, TrainerState};
+use super::engine::{Engine, EngineSpec};
 use super::leave::{Surroundings, Then};
 use super::measure::averages;
-use super::memory;
 use super::open::{Opening, open};
-use super::optimizer::AdamW;
 use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
 use super::saver::{Saver, check_space};
 use super::schedule::learning_rate;
@@ -227,32 +226,34 @@ fn train(
     }
     let identity = identity(spec, stop, task.as_ref(), &initial, provenance.map(|from| from.hash), journal)?;
     journal.writer.bind_identity(&identity)?;
-    let (parameters, optimizer) = match &from {
-        None => {
-            // Masters are the initial weights themselves; what the model sees may be a rounding of them.
-            let optimizer = AdamW::new(&initial)?;
-            (initial.to_dtype(recipe.precision().params.dtype())?, optimizer)
-        }
+    let engine_spec = EngineSpec {
+        device: recipe.device(),
+        precision: recipe.precision(),
+        train: recipe.train(),
+        trunk: task.trunk(),
+    };
+    // The initial weights are given up either way: at 5 B parameters they are 20 GB that nothing reads again.
+    let engine = match &from {
+        None => Engine::start(&engine_spec, initial)?,
         Some(checkpoint) => {
+            drop(initial);
             journal.phase(Phase::Resuming, 0, 1)?;
             let read = checkpoint::read(checkpoint, recipe.train(), |weights| task.restore(weights))?;
             let (parameters, optimizer, state) = read;
             journal.message(Level::Info, format!("resumed from the checkpoint of step {}", state.step))?;
-            (parameters, optimizer)
+            Engine::resume(&engine_spec, parameters, &optimizer)?
         }
     };
-    // At 5 B parameters these are 20 GB that nothing reads again.
-    drop(initial);
-    task.bind(&parameters)?;
+    task.bind(engine.parameters())?;
     let store = journal.writer.checkpoints();
     let present = store.complete()?.iter().map(Checkpoint::bytes).sum();
     let folder = journal.writer.run().checkpoints();
-    if let Some(warning) = check_space(checkpoint::expected_bytes(&parameters), recipe.train(), &folder, present)? {
+    if let Some(warning) = check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)? {
         journal.message(Level::Warning, warning)?;
     }
     let TrainConfig { keep_last, keep_every, .. } = *recipe.train();
     let saver = Saver::new(store, Retention { last: keep_last, every: keep_every });
-    let mut state = State { parameters, optimizer, saver, completed };
+    let mut state = State { engine, saver, completed };
     let ended = advance(spec, stop, journal, task.as_mut(), &mut state, quota);
     // What ended the steps is told before a save that failed meanwhile.
     let settled = state.settle(journal);
@@ -262,8 +263,7 @@ fn train(
 
 /// What the steps change.
 struct State<'c> {
-    parameters: Parameters,
-    optimizer: AdamW,
+    engine: Engine,
     saver: Saver,
     /// Optimizer steps done.
     completed: &'c mut u64,
@@ -280,7 +280,7 @@ impl State<'_> {
         journal.phase(Phase::Saving, 0, 1)?;
         let samples_seen = step * recipe.samples_per_step() as u64;
         let position = TrainerState { step, samples_seen, seed: recipe.train().seed };
-        self.saver.begin(step, || Snapshot::take(&self.parameters, &self.optimizer, position))
+        self.saver.begin(step, || self.engine.snapshot(position))
     }
 
     /// Waits until everything saved is durable.
@@ -359,7 +359,7 @@ fn advance(
             return state.stop(&format!("--stop-after {step}"), journal, recipe);
         }
         let interrupted = || journal.stop_requested(stop).is_some();
-        match optimizer_step(task, &state.parameters, &mut state.optimizer, train, step + 1, &interrupted)? {
+        match optimizer_step(task, &mut state.engine, train, step + 1, &interrupted)? {
             Some((event, micro_steps)) => {
                 for line in quota.lines(micro_steps) {
                     journal.message(Level::Info, line)?;
@@ -526,8 +526,7 @@ fn validate(
 /// Gradients and update of the `step`-th step, and its micro-steps; `None` if it was interrupted and dropped.
 fn optimizer_step(
     task: &mut dyn Task,
-    parameters: &Parameters,
-    optimizer: &mut AdamW,
+    engine: &mut Engine,
     train: &TrainConfig,
     step: u64,
     interrupted: &dyn Fn() -> bool,
@@ -538,14 +537,14 @@ fn optimizer_step(
         micro_steps.push(micro_step);
         Ok(())
     };
-    let Some(parts) = task.gradients(parameters, step, interrupted, &mut done)? else { return Ok(None) };
+    let Some(parts) = task.gradients(engine, step, interrupted, &mut done)? else { return Ok(None) };
     if !parts.loss.is_finite() {
         return Err(Error::crash(format!("the loss is {} at step {step}", parts.loss))
             .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
     }
     let lr = learning_rate(train, step);
     let updating = Instant::now();
-    let grad_norm = optimizer.update(parameters, &parts.gradients, train, lr, step)?;
+    let grad_norm = engine.update(train, lr, step)?;
     if let Some(last) = micro_steps.last_mut() {
         last.update_ms = Some(milliseconds(updating.elapsed()));
     }
@@ -561,8 +560,8 @@ fn optimizer_step(
         data_ms: parts.data_ms,
         padding_waste: parts.padding as f64 / (parts.tokens + parts.text_rows) as f64,
         tokens: parts.tokens,
-        memory: memory::resident(),
-        branch_norm: branch_norm(parameters)?,
+        memory: engine.memory()?,
+        branch_norm: branch_norm(engine.parameters())?,
         packing: parts.packing,
     };
     Ok(Some((event, micro_steps)))

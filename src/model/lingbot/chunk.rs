@@ -138,10 +138,11 @@ impl LingbotModel {
     fn clean_tokens(&self, history: &CleanHistory, sequence: &Sequence, tokens: FrameTokens) -> Result<Tensor> {
         let frames = history.video.dim(1)?;
         let all = frames + history.chunk;
+        let device = self.head_modulation.device();
         let source = Tensor::cat(
             &[
-                self.patch_embedding.forward(&self.patches(&history.video)?)?,
-                self.action_embedder.forward(&action_rows(&history.action)?)?,
+                self.patch_embedding.forward(&self.patches(&history.video.to_device(device)?)?)?,
+                self.action_embedder.forward(&action_rows(&history.action.to_device(device)?)?)?,
             ],
             0,
         )?;
@@ -196,7 +197,7 @@ impl LingbotModel {
     }
 
     /// Velocity (noise - data) of the noisy video of a chunk, [C, K, H, W] at timestep `t` of 0..1000; K may be less than
-    /// a whole chunk. Keeps no graph.
+    /// a whole chunk. Keeps no graph; the answer is where the question was.
     ///
     /// # Errors
     /// If the video does not fit the model or the history's chunk.
@@ -220,7 +221,7 @@ impl LingbotModel {
             },
             video_tokens: 0,
         };
-        let now = sinusoid_f32(&[t], self.config.freq_dim, self.head_modulation.dtype(), noisy.device())?;
+        let now = sinusoid_f32(&[t], self.config.freq_dim, self.head_modulation.dtype(), self.head_modulation.device())?;
         let (e, e0) = self.video_time.forward(&now)?;
         let conditioning = Conditioning {
             e0: e0.unsqueeze(0)?.detach(),
@@ -228,11 +229,13 @@ impl LingbotModel {
             text: history.text.clone(),
             geometry: None,
         };
-        let mut x = self.stream(&self.patch_embedding.forward(&self.patches(noisy)?)?.unsqueeze(0)?)?.detach();
+        let device = self.head_modulation.device();
+        let mut x = self.stream(&self.patch_embedding.forward(&self.patches(&noisy.to_device(device)?)?)?.unsqueeze(0)?)?.detach();
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward_after(&x, &conditioning, &placement, history.memory.get(layer))?.0.detach();
         }
-        Ok(self.unpatched(&self.head(&x, &conditioning.e, &self.video_head)?, frames, [h, w])?.detach())
+        let velocity = self.unpatched(&self.head(&x, &conditioning.e, &self.video_head)?, frames, [h, w])?;
+        velocity.detach().to_device(noisy.device())
     }
 
     fn rope_table(&self, positions: &[[f64; 3]]) -> RopeTable {

@@ -211,12 +211,13 @@ pub fn losses(output: &[EpisodeOutput], targets: &[EpisodeTargets], shares: &[Sh
     for ((output, target), share) in output.iter().zip(targets).zip(shares) {
         let (channels, _, height, width) = output.video.dims4()?;
         let cells = (channels * height * width) as f64 + 1e-6;
+        let device = output.video.device();
         let frames = target.video_weights.len();
         let weigh = |weights: &[f64]| -> Result<Tensor> {
             let weights: Vec<f64> = weights.iter().map(|weight| weight * share.0).collect();
-            Tensor::from_vec(weights, frames, &Device::Cpu)?.to_dtype(output.video.dtype())
+            Tensor::from_vec(weights, frames, &Device::Cpu)?.to_dtype(output.video.dtype())?.to_device(device)
         };
-        let valid = |tensor: &Tensor| tensor.narrow(1, 0, frames);
+        let valid = |tensor: &Tensor| tensor.to_device(device)?.narrow(1, 0, frames);
         let error = (valid(&output.video)? - valid(&target.video)?)?.sqr()?;
         let per_frame = (error.sum((0, 2, 3))? / cells)?;
         video_parts.push((per_frame * weigh(&target.video_weights)?)?.sum_all()?);

@@ -11,16 +11,15 @@ pub use validation::{ChunkId, measured_chunks};
 use self::batches::{Batch, build, places};
 use self::flow::Schedules;
 use self::validation::Validator;
-use super::gradients::{Pass, forward_backward};
+use super::engine::{Engine, MicroStep};
 use super::loader::Loader;
-use super::memory;
 use super::profile::{MicroStepProfile, milliseconds};
 use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
 use crate::Result;
 use crate::config::LingbotRecipe;
 use crate::data::episodes::EpisodeId;
 use crate::data::{Progress, sha256_hex};
-use crate::model::{LingbotModel, Parameters, lingbot_parameter_specs};
+use crate::model::{LingbotModel, Parameters, TrunkShape, lingbot_parameter_specs};
 use crate::runlog::PackingStep;
 use crate::weights::{self, Provenance};
 use candle_core::Tensor;
@@ -133,9 +132,13 @@ impl Task for LingbotTask {
         Ok(samples)
     }
 
+    fn trunk(&self) -> TrunkShape {
+        LingbotModel::shape(&self.recipe.model)
+    }
+
     fn gradients(
         &mut self,
-        parameters: &Parameters,
+        engine: &mut Engine,
         step: u64,
         interrupted: &dyn Fn() -> bool,
         done: Done<'_>,
@@ -163,11 +166,8 @@ impl Task for LingbotTask {
             parts.padding += (tokens - real + text_padding) as u64;
 
             let loss = |output: &Vec<_>| flow::losses(output, &targets, &shares);
-            let Pass { losses, gradients, timing, .. } =
-                forward_backward(model, parameters, &input, self.recipe.train.recompute, loss)?;
-            let adding = Instant::now();
             // Shares already make the sum over micro-batches the mean over the step.
-            parts.gradients.add(&gradients, 1.0)?;
+            let MicroStep { losses, timing } = engine.micro_step(model, &input, 1.0, loss)?;
             done(MicroStepProfile {
                 step,
                 micro_step: place.of - left.unwrap_or(0),
@@ -177,9 +177,9 @@ impl Task for LingbotTask {
                 visible_pairs: place.micro_batch.visible_pairs(frame),
                 data_ms,
                 forward_ms: milliseconds(timing.forward),
-                backward_ms: milliseconds(timing.backward + adding.elapsed()),
+                backward_ms: milliseconds(timing.backward),
                 update_ms: None,
-                memory: memory::resident(),
+                memory: engine.memory()?,
             })?;
             parts.loss += scalar(&losses.total)?;
             parts.loss_video += scalar(&losses.video)?;

@@ -136,11 +136,13 @@ fn mix(clean: &Tensor, noise: &Tensor, t_b: &Tensor) -> Result<Tensor> {
 /// Masked MSE, sum / (mask sum + 1e-8) over the batch; latent frame 0 never counts.
 pub fn losses(output: &XwamOutput, targets: &Targets, action_weight: f64, proprio_weight: f64) -> Result<Losses> {
     let frames = output.video.dim(2)?;
-    let moving = |tensor: &Tensor| tensor.narrow(2, 1, frames - 1);
+    let device = output.video.device();
+    let moving = |tensor: &Tensor| tensor.to_device(device)?.narrow(2, 1, frames - 1);
     let error = (moving(&output.video)? - moving(&targets.video)?)?;
     let video = (error.sqr()?.sum_all()? / (error.elem_count() as f64 + 1e-8))?;
     let masked = |prediction: &Tensor, target: &Tensor, mask: &Tensor| -> Result<Tensor> {
-        let error = ((prediction - target)? * mask)?;
+        let mask = mask.to_device(device)?;
+        let error = ((prediction - target.to_device(device)?)? * &mask)?;
         error.sqr()?.sum_all()? / (mask.sum_all()? + 1e-8)?
     };
     let action = masked(&output.action, &targets.action, &targets.action_mask)?;

@@ -6,16 +6,15 @@ mod validation;
 
 use self::batches::{Batch, ClipStore};
 use self::validation::Validator;
-use super::gradients::{Pass, forward_backward};
+use super::engine::{Engine, MicroStep};
 use super::loader::Loader;
 use super::measure::spread;
-use super::memory;
 use super::profile::{MicroStepProfile, milliseconds};
 use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
 use crate::Result;
 use crate::config::XwamRecipe;
 use crate::data::{ClipId, Progress, sha256_hex};
-use crate::model::{Parameters, Transformer, XwamModel, parameter_specs};
+use crate::model::{Parameters, Transformer, XwamModel, parameter_specs, TrunkShape};
 use crate::weights::Provenance;
 use candle_core::{Device, Tensor};
 use serde_json::{Map, Value};
@@ -102,9 +101,13 @@ impl Task for XwamTask {
         Ok((first..self.samples()).filter(|&sample| clips.contains(self.clip(sample))).collect())
     }
 
+    fn trunk(&self) -> TrunkShape {
+        XwamModel::shape(&self.recipe.model)
+    }
+
     fn gradients(
         &mut self,
-        parameters: &Parameters,
+        engine: &mut Engine,
         step: u64,
         interrupted: &dyn Fn() -> bool,
         done: Done<'_>,
@@ -138,10 +141,7 @@ impl Task for XwamTask {
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
             let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
-            let Pass { losses, gradients, timing, .. } =
-                forward_backward(model, parameters, &input, train.recompute, loss)?;
-            let adding = Instant::now();
-            parts.gradients.add(&gradients, weight as f32)?;
+            let MicroStep { losses, timing } = engine.micro_step(model, &input, weight, loss)?;
             done(MicroStepProfile {
                 step,
                 micro_step,
@@ -151,9 +151,9 @@ impl Task for XwamTask {
                 visible_pairs: tokens * sequence,
                 data_ms,
                 forward_ms: milliseconds(timing.forward),
-                backward_ms: milliseconds(timing.backward + adding.elapsed()),
+                backward_ms: milliseconds(timing.backward),
                 update_ms: None,
-                memory: memory::resident(),
+                memory: engine.memory()?,
             })?;
             parts.loss += weight * scalar(&losses.total)?;
             parts.loss_video += weight * scalar(&losses.video)?;

@@ -1,0 +1,59 @@
+//! `bench`: how fast the engine is on this machine's GPU.
+
+use super::arguments::{Bench, BenchArguments, Global};
+use crate::{Exit, Result};
+
+/// Times what was asked for and prints it.
+pub fn bench(arguments: &BenchArguments, global: &Global) -> Result<Exit> {
+    match &arguments.what {
+        Bench::Trunk(arguments) => trunk(arguments, global),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn trunk(_: &super::arguments::TrunkBenchArguments, _: &Global) -> Result<Exit> {
+    Err(crate::train::engine::without_cuda())
+}
+
+#[cfg(feature = "cuda")]
+fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> Result<Exit> {
+    use super::output;
+    let others = arguments.draws.iter().map(|draw| draw.0);
+    let bench = crate::cuda::TrunkBench {
+        frames: arguments.frames,
+        batch: arguments.batch,
+        draws: std::iter::once((arguments.chunk, arguments.window)).chain(others).collect(),
+        layers: arguments.layers,
+        warmup: arguments.warmup,
+        repeats: arguments.repeats,
+        optimizer: arguments.optimizer,
+        arena_gib: arguments.arena,
+    };
+    let figures = crate::cuda::trunk(&bench, &mut |what| output::note(format!("{what} ...")))?;
+    if global.json {
+        output::document(&figures)?;
+        return Ok(Exit::Done);
+    }
+    let crate::cuda::TrunkFigures { median_s, min_s, max_s, tokens, first_s, mfu, .. } = &figures;
+    let parts = &figures.parts_ms;
+    output::line(format!(
+        "{}: {} x {} frames, chunk {}, window {}, {tokens} tokens, {} blocks",
+        figures.device, figures.batch, figures.frames, figures.chunk, figures.window, figures.layers
+    ))?;
+    output::line(format!("forward + backward {median_s:.3} s (median; {min_s:.3} to {max_s:.3}), {mfu:.1} % MFU"))?;
+    output::line(format!(
+        "  front {:.0} ms, trunk forward {:.0}, heads {:.0}, trunk backward {:.0}, front backward {:.0}",
+        parts.front, parts.trunk_forward, parts.back, parts.trunk_backward, parts.front_backward
+    ))?;
+    if let Some(update) = figures.update_s {
+        output::line(format!("update {:.1} ms", 1e3 * update))?;
+    }
+    for (chunk, window, first, median) in &figures.draws {
+        output::line(format!("chunk {chunk}, window {window}: first {first:.3} s, then {median:.3} s"))?;
+    }
+    output::line(format!(
+        "first pass done {first_s:.1} s after the start; peak {:.1} GB, of it {:.1} GB arena; kept: {}",
+        figures.peak_gb, figures.arena_gb, figures.kept
+    ))?;
+    Ok(Exit::Done)
+}

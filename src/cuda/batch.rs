@@ -1,0 +1,212 @@
+//! A batch's tables: modulation rows and their segments, rotary turns, attention tiles. Made on the host from a
+//! [`Placement`], which every sample of a batch shares; on the device the batch is one sequence.
+
+use super::arena::Arena;
+use super::attention::Tiling;
+use super::launch::{Element, Launcher, Slice, device_error};
+use super::ops::{Ops, Turns};
+use crate::model::{Placement, Sight};
+use crate::ops::{AttentionPlan, Group, TileLists};
+use crate::{Error, Result};
+
+/// Most tokens of a segment: what one block of a kernel sums up.
+const SEGMENT: usize = 32;
+
+/// Host tables of a batch.
+#[derive(Clone, Debug)]
+pub(crate) struct BatchTables {
+    /// [N]
+    pub row_of_token: Vec<i32>,
+    /// [N], the tokens of row 0, of row 1, ...
+    pub tokens_by_row: Vec<i32>,
+    /// [S + 1]
+    pub segment_start: Vec<i32>,
+    /// [R + 1]
+    pub row_segment_start: Vec<i32>,
+    /// [N, 3]
+    positions: Vec<f64>,
+    axis: Vec<i32>,
+    frequency: Vec<f64>,
+    pub attention: AttentionLists,
+    pub text_attention: AttentionLists,
+}
+
+/// An attention plan as its kernels read it.
+#[derive(Clone, Debug)]
+pub(crate) struct AttentionLists {
+    pub queries: usize,
+    pub keys: usize,
+    /// [queries, 8]
+    pub row_keys: Vec<i32>,
+    /// [keys]
+    pub key_bias: Option<Vec<f32>>,
+    pub forward: TileLists,
+    pub by_query: TileLists,
+    pub by_key: TileLists,
+}
+
+impl AttentionLists {
+    fn new(plan: &AttentionPlan, tiling: &Tiling) -> Self {
+        let [forward, by_query, by_key] = [tiling.forward, tiling.by_query, tiling.by_key];
+        let forward_lists = plan.tiles_by_query(forward[0], forward[1]);
+        let by_query_lists = match by_query == forward {
+            true => forward_lists.clone(),
+            false => plan.tiles_by_query(by_query[0], by_query[1]),
+        };
+        Self {
+            queries: plan.queries(),
+            keys: plan.keys(),
+            row_keys: plan.row_keys(),
+            key_bias: plan.key_bias().map(<[f32]>::to_vec),
+            forward: forward_lists,
+            by_query: by_query_lists,
+            by_key: plan.tiles_by_key(by_key[0], by_key[1]),
+        }
+    }
+}
+
+impl BatchTables {
+    /// Tables for `batch` samples of one placement, with `text` rows of text each.
+    pub fn new(placement: &Placement, batch: usize, text: usize, tiling: &Tiling) -> Result<Self> {
+        let tokens = placement.rows.of_token.len();
+        let row_count = placement.rows.count;
+        let row_of_token: Vec<usize> = (0..batch)
+            .flat_map(|sample| placement.rows.of_token.iter().map(move |row| sample * row_count + row))
+            .collect();
+        let (tokens_by_row, segment_start, row_segment_start) = segments(&row_of_token, batch * row_count);
+        let position = |sample: usize| {
+            let _ = sample;
+            placement.table.positions().iter().flatten().copied()
+        };
+        let (attention, text_attention) = match &placement.sight {
+            Sight::Planned { tokens, text } if batch == 1 => {
+                (AttentionLists::new(tokens, tiling), AttentionLists::new(text, tiling))
+            }
+            Sight::Planned { .. } => return Err(Error::crash("a packed sequence is one sample")),
+            Sight::Everything => (
+                AttentionLists::new(&samples_apart(batch, tokens, tokens)?, tiling),
+                AttentionLists::new(&samples_apart(batch, tokens, text)?, tiling),
+            ),
+        };
+        let ints = |values: Vec<usize>| values.into_iter().map(|value| value as i32).collect::<Vec<_>>();
+        Ok(Self {
+            row_of_token: ints(row_of_token),
+            tokens_by_row: ints(tokens_by_row),
+            segment_start: ints(segment_start),
+            row_segment_start: ints(row_segment_start),
+            positions: (0..batch).flat_map(position).collect(),
+            axis: placement.table.frequencies().iter().map(|(axis, _)| *axis as i32).collect(),
+            frequency: placement.table.frequencies().iter().map(|(_, frequency)| *frequency).collect(),
+            attention,
+            text_attention,
+        })
+    }
+
+    /// N
+    pub fn tokens(&self) -> usize {
+        self.row_of_token.len()
+    }
+
+    /// Rows of text.
+    pub fn text(&self) -> usize {
+        self.text_attention.keys
+    }
+
+    pub fn rows(&self) -> usize {
+        self.row_segment_start.len() - 1
+    }
+
+    pub fn segments(&self) -> usize {
+        self.segment_start.len() - 1
+    }
+
+    /// Copies a table to the device.
+    pub fn upload<T>(&self, launcher: &Launcher, arena: &mut Arena, values: &[T]) -> Result<Slice<T>>
+    where
+        T: Element + cudarc::driver::DeviceRepr,
+    {
+        upload(launcher, arena, values)
+    }
+
+    /// Has the device compute the rotary turns.
+    pub fn turns(&self, ops: &Ops, arena: &mut Arena) -> Result<Turns> {
+        let pairs = self.frequency.len();
+        let turns = Turns { cos_sin: arena.take(2 * self.tokens() * pairs)?, pairs };
+        let positions = upload(&ops.launcher, arena, &self.positions)?;
+        let axis = upload(&ops.launcher, arena, &self.axis)?;
+        let frequency = upload(&ops.launcher, arena, &self.frequency)?;
+        ops.rope_table(positions, axis, frequency, &turns, self.tokens())?;
+        Ok(turns)
+    }
+}
+
+/// Copies values to room in the arena.
+pub(crate) fn upload<T>(launcher: &Launcher, arena: &mut Arena, values: &[T]) -> Result<Slice<T>>
+where
+    T: Element + cudarc::driver::DeviceRepr,
+{
+    let slice = arena.take::<T>(values.len())?;
+    if let Some(stream) = launcher.stream()
+        && !values.is_empty()
+    {
+        // SAFETY: the slice has room for the values, and the copy has read them when the call returns, because they lie
+        // in pageable memory.
+        unsafe { cudarc::driver::result::memcpy_htod_async(slice.address(), values, stream.cu_stream()) }
+            .map_err(|error| device_error(error, format!("copying {} values to the device", values.len())))?;
+    }
+    Ok(slice)
+}
+
+/// Each sample sees its own keys, all of them.
+fn samples_apart(batch: usize, queries: usize, keys: usize) -> Result<AttentionPlan> {
+    let interval = |sample: usize, len: usize| (sample * len) as u32..((sample + 1) * len) as u32;
+    let groups = (0..batch)
+        .map(|sample| Group { queries: interval(sample, queries), keys: [interval(sample, keys), 0..0, 0..0] })
+        .collect();
+    Ok(AttentionPlan::new(batch * queries, batch * keys, groups, None)?)
+}
+
+/// Tokens sorted by row, the starts of segments of at most [`SEGMENT`] of one row, and each row's first segment.
+fn segments(row_of_token: &[usize], rows: usize) -> (Vec<usize>, Vec<usize>, Vec<usize>) {
+    let mut row_start = vec![0usize; rows + 1];
+    for &row in row_of_token {
+        row_start[row + 1] += 1;
+    }
+    for row in 0..rows {
+        row_start[row + 1] += row_start[row];
+    }
+    let mut next = row_start.clone();
+    let mut tokens_by_row = vec![0; row_of_token.len()];
+    for (token, &row) in row_of_token.iter().enumerate() {
+        tokens_by_row[next[row]] = token;
+        next[row] += 1;
+    }
+    let (mut segment_start, mut row_segment_start) = (Vec::new(), vec![0]);
+    for ends in row_start.windows(2) {
+        segment_start.extend((ends[0]..ends[1]).step_by(SEGMENT));
+        row_segment_start.push(segment_start.len());
+    }
+    segment_start.push(row_of_token.len());
+    (tokens_by_row, segment_start, row_segment_start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_each_token_once_and_stay_in_their_row() {
+        let rows: Vec<usize> = (0..100).map(|token| [2, 0, 2, 3][token % 4]).collect();
+        let (tokens, segment_start, row_start) = segments(&rows, 5);
+        assert_eq!(row_start, [0, 1, 1, 3, 4, 4], "rows 1 and 4 have no token, row 2 has 50");
+        assert_eq!(segment_start, [0, 25, 57, 75, 100]);
+        let mut sorted = tokens.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..100));
+        for (row, ends) in row_start.windows(2).enumerate() {
+            for segment in ends[0]..ends[1] {
+                assert!(tokens[segment_start[segment]..segment_start[segment + 1]].iter().all(|&token| rows[token] == row));
+            }
+        }
+    }
+}

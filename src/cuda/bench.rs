@@ -1,0 +1,257 @@
+//! Timing the whole model on one GPU with weights drawn there: what `bench trunk` prints.
+//!
+//! The shapes are LingBot-VA's 5 B on two views of 128 x 128: 32 video and 4 action tokens a latent frame and copy, 512
+//! rows of text an episode. Random weights give random numbers and the same work.
+
+use super::device::Gpu;
+use super::engine::{Engine, Parts, UpdateRule};
+use crate::config::{LingbotModelConfig, ParameterFormat};
+use crate::model::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, Transformer, lingbot_parameter_specs};
+use crate::random::{Draw, Purpose};
+use crate::train::Losses;
+use crate::{Error, Result};
+use candle_core::{Device, Tensor};
+use serde::Serialize;
+use std::time::Instant;
+
+/// What to time.
+#[derive(Clone, Debug)]
+pub(crate) struct TrunkBench {
+    /// Latent frames of an episode.
+    pub frames: usize,
+    /// Episodes.
+    pub batch: usize,
+    /// Latent frames of an attention chunk, and the window in half-chunks; the first is timed, each other once.
+    pub draws: Vec<(usize, usize)>,
+    pub layers: usize,
+    pub warmup: usize,
+    pub repeats: usize,
+    /// With masters, moments and an update after each pass.
+    pub optimizer: bool,
+    /// GiB that the arena may take; all that is free without.
+    pub arena_gib: Option<u64>,
+}
+
+/// Milliseconds of the parts of a pass.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PartMs {
+    pub front: f64,
+    pub trunk_forward: f64,
+    pub back: f64,
+    pub trunk_backward: f64,
+    pub front_backward: f64,
+}
+
+/// One configuration's figures; keys are those of the PyTorch peer.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TrunkFigures {
+    pub program: &'static str,
+    pub commit: &'static str,
+    pub device: String,
+    pub frames: usize,
+    pub batch: usize,
+    pub chunk: usize,
+    pub window: usize,
+    pub layers: usize,
+    pub tokens: usize,
+    /// From the start of the measurement to the end of the first pass, weights included.
+    pub first_s: f64,
+    pub median_s: f64,
+    pub min_s: f64,
+    pub max_s: f64,
+    /// The update alone, if there is one.
+    pub update_s: Option<f64>,
+    pub peak_gb: f64,
+    /// The arena as it was predicted, GB.
+    pub arena_gb: f64,
+    pub kept: String,
+    pub parts_ms: PartMs,
+    /// Model FLOPs of forward and backward over the time and 989 TFLOP/s, in per cent.
+    pub mfu: f64,
+    /// (chunk, window, first seconds, then the median of the repeats) of other draws.
+    pub draws: Vec<(usize, usize, f64, f64)>,
+    pub loss: f64,
+}
+
+const VIDEO_GRID: [usize; 2] = [8, 16];
+const ACTIONS: usize = 4;
+const TEXT: usize = 512;
+
+fn model_config(layers: usize) -> LingbotModelConfig {
+    LingbotModelConfig {
+        dim: 3072,
+        ffn_dim: 14336,
+        num_heads: 24,
+        num_layers: layers,
+        in_dim: 48,
+        out_dim: 48,
+        patch_size: [1, 2, 2],
+        action_dim: 30,
+        freq_dim: 256,
+        text_dim: 4096,
+        text_len: TEXT,
+        eps: 1e-6,
+    }
+}
+
+/// A batch of random episodes.
+fn batch(bench: &TrunkBench, config: &LingbotModelConfig, chunk: usize, window: usize) -> Result<LingbotInput> {
+    let mut draw = Draw::new(1, Purpose::Noise, 0, "bench");
+    let mut normal = |shape: &[usize]| -> Result<Tensor> {
+        // A long period of normal numbers is as good as new ones, and drawing 10^8 takes seconds.
+        let period: Vec<f32> = (0..65_521).map(|_| draw.normal() as f32).collect();
+        let count: usize = shape.iter().product();
+        Ok(Tensor::from_vec(period.iter().copied().cycle().take(count).collect::<Vec<_>>(), shape, &Device::Cpu)?)
+    };
+    let [height, width] = VIDEO_GRID;
+    let episodes = (0..bench.batch)
+        .map(|prompt| {
+            let video = [config.in_dim, bench.frames, height, width];
+            let action = [config.action_dim, bench.frames, ACTIONS];
+            let times = |offset: usize| {
+                (0..bench.frames).map(|frame| ((frame * 37 + offset) % 1000) as f64).collect::<Vec<_>>()
+            };
+            Ok(EpisodeInput {
+                noisy_video: normal(&video)?,
+                clean_video: normal(&video)?,
+                noisy_action: normal(&action)?,
+                clean_action: normal(&action)?,
+                t_video: times(prompt),
+                t_history: vec![0.0; bench.frames],
+                t_action: times(prompt + 500),
+                valid_frames: bench.frames,
+                chunk,
+                window,
+                prompt,
+            })
+        })
+        .collect::<Result<_>>()?;
+    let prompts = (0..bench.batch).map(|_| normal(&[TEXT, config.text_dim])).collect::<Result<_>>()?;
+    Ok(LingbotInput { episodes, prompts, alignment: 128 })
+}
+
+/// Mean square of the predictions: a loss without targets to carry.
+fn loss(output: &Vec<EpisodeOutput>) -> candle_core::Result<Losses> {
+    let mean = |pick: fn(&EpisodeOutput) -> &Tensor| -> candle_core::Result<Tensor> {
+        let parts = output.iter().map(|episode| pick(episode).sqr()?.mean_all()).collect::<candle_core::Result<Vec<_>>>()?;
+        Tensor::stack(&parts, 0)?.mean_all()
+    };
+    let (video, action) = (mean(|e| &e.video)?, mean(|e| &e.action)?);
+    let total = (&video + &action)?;
+    Ok(Losses { video, action, proprio: None, total })
+}
+
+/// Model FLOPs of one forward: Linear layers of the trunk and visible pairs, twice a product's size each.
+fn forward_flops(config: &LingbotModelConfig, tokens: usize, pairs: u64, text_pairs: u64, text: usize) -> f64 {
+    let (d, f) = (config.dim as f64, config.ffn_dim as f64);
+    let per_token = 2.0 * (6.0 * d * d + 2.0 * d * f);
+    let layer = tokens as f64 * per_token + text as f64 * 4.0 * d * d + 4.0 * d * (pairs + text_pairs) as f64;
+    layer * config.num_layers as f64
+}
+
+/// Times forward and backward of the model; `tell` hears of each phase.
+pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<TrunkFigures> {
+    let started = Instant::now();
+    let Some(&(chunk, window)) = bench.draws.first() else { return Err(Error::crash("nothing to time")) };
+    tell("opening the GPU");
+    let gpu = Gpu::open(0)?;
+    let config = model_config(bench.layers);
+    let specs = lingbot_parameter_specs(&config);
+    tell("drawing weights");
+    let input = batch(bench, &config, chunk, window)?;
+    let tensors = specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone(), spec.trained)).collect();
+    let shape = LingbotModel::shape(&config);
+    let mut engine = Engine::allocate(gpu, shape, tensors, ParameterFormat::Bf16, bench.optimizer)?;
+    engine.randomise(0.02, 1)?;
+    for spec in specs.iter().filter(|spec| spec.name.contains("norm")) {
+        let value = if spec.name.ends_with("weight") { 1f32 } else { 0.0 };
+        engine.load_parameter(&spec.name, &Tensor::full(value, spec.shape.as_slice(), &Device::Cpu)?)?;
+    }
+    if let Some(gib) = bench.arena_gib {
+        engine.limit_arena(gib << 30);
+    }
+    let model = LingbotModel::new(&config, engine.parameters())?;
+    tell("first pass");
+    let rule = UpdateRule { clip_norm: 2.0, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1 };
+    let mut updates = Vec::new();
+    let mut pass = |engine: &mut Engine, input: &LingbotInput| -> Result<(f64, Parts, f64)> {
+        let begun = Instant::now();
+        let step = engine.micro_step(&model, input, 1.0, loss)?;
+        let took = begun.elapsed().as_secs_f64();
+        let value = f64::from(step.losses.total.to_scalar::<f32>()?);
+        if bench.optimizer {
+            let begun = Instant::now();
+            engine.update(&rule, 1e-6, 1)?;
+            updates.push(begun.elapsed().as_secs_f64());
+        }
+        Ok((took, step.parts, value))
+    };
+    let (_, _, value) = pass(&mut engine, &input)?;
+    let first_s = started.elapsed().as_secs_f64();
+    for _ in 0..bench.warmup {
+        pass(&mut engine, &input)?;
+    }
+    tell("timing");
+    let mut times = Vec::new();
+    let mut parts = Parts::default();
+    for _ in 0..bench.repeats.max(1) {
+        let (took, last, _) = pass(&mut engine, &input)?;
+        times.push(took);
+        parts = last;
+    }
+    let mut draws = Vec::new();
+    for &(chunk, window) in &bench.draws[1..] {
+        tell(&format!("chunk {chunk}, window {window}"));
+        let input = batch(bench, &config, chunk, window)?;
+        let (first, _, _) = pass(&mut engine, &input)?;
+        let mut others = Vec::new();
+        for _ in 0..3 {
+            others.push(pass(&mut engine, &input)?.0);
+        }
+        draws.push((chunk, window, first, median(&mut others)));
+    }
+    let median_s = median(&mut times);
+    let layout = model.layout(&input)?;
+    let tokens = layout.tokens();
+    let (pairs, text_pairs) = match &model.placement(&layout).sight {
+        crate::model::Sight::Planned { tokens, text } => (tokens.visible_pairs(), text.visible_pairs()),
+        crate::model::Sight::Everything => (0, 0),
+    };
+    let flops = 3.0 * forward_flops(&config, tokens, pairs, text_pairs, bench.batch * TEXT);
+    let (kept, arena) = engine.policy().map_or((String::new(), 0), |(policy, bytes)| (policy.to_string(), bytes));
+    let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+    Ok(TrunkFigures {
+        program: "lbva-tui",
+        commit: env!("LBVA_COMMIT"),
+        device: engine.gpu().name.clone(),
+        frames: bench.frames,
+        batch: bench.batch,
+        chunk,
+        window,
+        layers: bench.layers,
+        tokens,
+        first_s,
+        median_s,
+        min_s: times.iter().copied().fold(f64::INFINITY, f64::min),
+        max_s: times.iter().copied().fold(0.0, f64::max),
+        update_s: if updates.is_empty() { None } else { Some(median(&mut updates)) },
+        peak_gb: engine.gpu().peak_bytes()? as f64 / 1e9,
+        arena_gb: arena as f64 / 1e9,
+        kept,
+        parts_ms: PartMs {
+            front: ms(parts.front),
+            trunk_forward: ms(parts.trunk_forward),
+            back: ms(parts.back),
+            trunk_backward: ms(parts.trunk_backward),
+            front_backward: ms(parts.front_backward),
+        },
+        mfu: 100.0 * flops / median_s / 989e12,
+        draws,
+        loss: value,
+    })
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

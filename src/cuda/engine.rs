@@ -1,0 +1,668 @@
+//! Training state on a GPU, and one micro-step through it.
+//!
+//! Candle computes embedders and heads under its autograd; between them the trunk computes by hand. The two meet at the
+//! token sequence and at what conditions the blocks: forward, their values are copied into the trunk's arena; backward,
+//! the trunk's cotangents go back into candle as a sum of products. Parameters are views into one flat buffer, so the
+//! model's tensors and the trunk's addresses are the same memory, and an update of one is seen by the other.
+
+use super::arena::Arena;
+use super::batch::BatchTables;
+use super::collective::{Alone, Collective};
+use super::device::Gpu;
+use super::flat::FlatLayout;
+use super::gemm::Gemm;
+use super::launch::{Argument, Grid, Launcher, Operand, Slice, device_error, long};
+use super::trunk::{Condition, KeepPolicy, Pass, Trunk, adjacent};
+use crate::config::{ParameterFormat, TrainConfig};
+use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
+use crate::runlog::{Memory, MemoryKind};
+use crate::train::Losses;
+use crate::train::gradients::Timing;
+use crate::{Error, Result};
+use candle_core::backprop::GradStore;
+use candle_core::op::BackpropOp;
+use candle_core::{DType, Device, Storage, Tensor, Var};
+use cudarc::driver::{CudaEvent, CudaSlice, DevicePtr};
+use half::bf16;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Left to candle's embedders and heads, the library's scratch space and the driver when the arena is sized; a batch's
+/// own share of it is added on top.
+const RESERVE: u64 = 2 << 30;
+
+/// Parameters, their gradients and the optimizer's state, all in one order on the device.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    gpu: Gpu,
+    launcher: Launcher,
+    half: bool,
+    flat: FlatLayout,
+    parameters: Parameters,
+    /// Views into these are never dropped, so neither is the buffer.
+    parameter_base: u64,
+    gradients: CudaSlice<f32>,
+    optimizer: Option<OptimizerState>,
+    trunk: Trunk,
+    arena: Option<CudaSlice<u8>>,
+    /// Bytes that the arena may take at most; `None`: what the device has free.
+    limit: Option<u64>,
+    policy: Option<(KeepPolicy, u64)>,
+    peak_seen: AtomicU64,
+    collective: Box<dyn Collective>,
+}
+
+/// fp32 masters (of parameters that are no fp32) and moments.
+#[derive(Debug)]
+struct OptimizerState {
+    master: Option<CudaSlice<f32>>,
+    first: CudaSlice<f32>,
+    second: CudaSlice<f32>,
+    /// Squared norm of the gradients, and scratch for its sum.
+    norm: CudaSlice<f64>,
+}
+
+/// What an update depends on beside rate and step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpdateRule {
+    /// Gradient norm above which gradients are scaled down.
+    pub clip_norm: f64,
+    pub betas: [f64; 2],
+    pub eps: f64,
+    pub weight_decay: f64,
+}
+
+impl From<&TrainConfig> for UpdateRule {
+    fn from(config: &TrainConfig) -> Self {
+        let &TrainConfig { clip_norm, betas, adam_eps, weight_decay, .. } = config;
+        Self { clip_norm, betas, eps: adam_eps, weight_decay }
+    }
+}
+
+/// Parts of a micro-step, by the device's own clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Parts {
+    pub front: Duration,
+    pub trunk_forward: Duration,
+    pub back: Duration,
+    pub trunk_backward: Duration,
+    pub front_backward: Duration,
+}
+
+impl Parts {
+    /// Up to the loss, and from it.
+    pub fn timing(&self) -> Timing {
+        Timing {
+            forward: self.front + self.trunk_forward + self.back,
+            backward: self.trunk_backward + self.front_backward,
+        }
+    }
+}
+
+/// What a micro-step gave; its gradients are in the engine.
+#[derive(Debug)]
+pub(crate) struct MicroStep {
+    pub losses: Losses,
+    pub parts: Parts,
+}
+
+/// Blocks of the sum of squares.
+const NORM_BLOCKS: usize = 1056;
+
+impl Engine {
+    /// An engine over parameters of a model that asks for `shape`. Their values are copied; `with_optimizer` makes room for masters and
+    /// moments, which start as the parameters themselves and zero.
+    pub fn new(
+        gpu: Gpu,
+        shape: TrunkShape,
+        initial: &Parameters,
+        dtype: ParameterFormat,
+        with_optimizer: bool,
+    ) -> Result<Self> {
+        let mut engine = Self::allocate(gpu, shape, initial.shapes(), dtype, with_optimizer)?;
+        for (name, variable) in initial.iter() {
+            engine.load_parameter(name, variable.as_tensor())?;
+        }
+        Ok(engine)
+    }
+
+    /// An engine whose parameters nobody has set yet. `tensors` are (name, shape, trained).
+    pub fn allocate(
+        gpu: Gpu,
+        shape: TrunkShape,
+        tensors: Vec<(String, Vec<usize>, bool)>,
+        dtype: ParameterFormat,
+        with_optimizer: bool,
+    ) -> Result<Self> {
+        let half = dtype == ParameterFormat::Bf16;
+        let flat = FlatLayout::new(
+            tensors.iter().map(|(name, shape, trained)| (name.as_str(), shape.iter().product(), *trained)),
+            &adjacent(&shape.names, shape.depth),
+        )?;
+        let launcher = gpu.launcher();
+        let bytes = if half { 2 } else { 4 };
+        let cuda = gpu.device.as_cuda_device()?;
+        let allocate = |count: usize, what: &str| -> Result<CudaSlice<f32>> {
+            gpu.stream.alloc_zeros::<f32>(count).map_err(|error| {
+                let free = gpu.memory().map_or(0, |(free, _)| free);
+                device_error(error, format!("allocating {} bytes for {what} with {free} bytes free", 4 * count))
+            })
+        };
+        // f32 elements: the buffer is as aligned as any, and cut by address.
+        let parameter_buffer = allocate((flat.len * bytes).div_ceil(4), "parameters")?;
+        let parameter_base = parameter_buffer.leak();
+        let mut variables = BTreeMap::new();
+        for (name, shape, trained) in &tensors {
+            let span = flat.span(name)?;
+            let address = parameter_base + (span.offset * bytes) as u64;
+            // SAFETY: the address is of `span.len` elements in the buffer that was leaked above. The view is leaked
+            // too, below, because dropping it would free an address in the middle of that buffer.
+            let storage = unsafe {
+                match half {
+                    true => candle_core::CudaStorage::wrap_cuda_slice(
+                        gpu.stream.upgrade_device_ptr::<bf16>(address, span.len),
+                        cuda.clone(),
+                    ),
+                    false => candle_core::CudaStorage::wrap_cuda_slice(
+                        gpu.stream.upgrade_device_ptr::<f32>(address, span.len),
+                        cuda.clone(),
+                    ),
+                }
+            };
+            let tensor = Tensor::from_storage(Storage::Cuda(storage), shape.as_slice(), BackpropOp::none(), true);
+            std::mem::forget(tensor.clone());
+            variables.insert(name.clone(), (Var::from_tensor(&tensor)?, *trained));
+        }
+        let gradients = allocate(flat.trained, "gradients")?;
+        let optimizer = match with_optimizer {
+            false => None,
+            true => Some(OptimizerState {
+                master: if half { Some(allocate(flat.trained, "master weights")?) } else { None },
+                first: allocate(flat.trained, "first moments")?,
+                second: allocate(flat.trained, "second moments")?,
+                norm: gpu
+                    .stream
+                    .alloc_zeros::<f64>(NORM_BLOCKS + 1)
+                    .map_err(|error| device_error(error, "allocating the gradient norm"))?,
+            }),
+        };
+        let gemm = Arc::new(Gemm::new(Arc::clone(&gpu.stream), half)?);
+        let gradient_base = gradients.device_ptr(&gpu.stream).0;
+        let trunk = Trunk::new(shape, launcher.clone(), gemm, half, &flat, parameter_base, gradient_base)?;
+        Ok(Self {
+            gpu,
+            launcher,
+            half,
+            flat,
+            parameters: Parameters::from_variables(variables),
+            parameter_base,
+            gradients,
+            optimizer,
+            trunk,
+            arena: None,
+            limit: None,
+            policy: None,
+            peak_seen: AtomicU64::new(0),
+            collective: Box::new(Alone),
+        })
+    }
+
+    /// At most this many bytes for the arena.
+    pub fn limit_arena(&mut self, bytes: u64) {
+        self.limit = Some(bytes);
+    }
+
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The policy of the last micro-step and the bytes that it was predicted to take.
+    pub fn policy(&self) -> Option<(KeepPolicy, u64)> {
+        self.policy
+    }
+
+    /// What this process takes of the GPU, and the most that it took after any look.
+    pub fn memory(&self) -> Result<Memory> {
+        let bytes = self.gpu.process_bytes()?;
+        let peak = self.peak_seen.fetch_max(bytes, std::sync::atomic::Ordering::Relaxed).max(bytes);
+        Ok(Memory { kind: MemoryKind::Gpu, bytes, peak_bytes: peak, total_bytes: self.gpu.total_bytes })
+    }
+
+    fn suffix(&self) -> &'static str {
+        if self.half { "bf16" } else { "f32" }
+    }
+
+    /// Sets a parameter, and its master.
+    pub fn load_parameter(&mut self, name: &str, values: &Tensor) -> Result<()> {
+        let span = self.flat.span(name)?;
+        let values = values.flatten_all()?.to_dtype(DType::F32)?;
+        let host: Vec<f32> = values.to_vec1()?;
+        if host.len() != span.len {
+            return Err(Error::crash(format!("{} values for {name} of {}", host.len(), span.len)));
+        }
+        let rounded: Vec<bf16> = if self.half { host.iter().map(|value| bf16::from_f32(*value)).collect() } else { vec![] };
+        let stream = &self.gpu.stream;
+        let failed = |error| device_error(error, format!("copying {name} to the device"));
+        let bytes = if self.half { 2 } else { 4 };
+        let address = self.parameter_base + (span.offset * bytes) as u64;
+        // SAFETY: the addresses have room for the values; the copies have read pageable memory when they return.
+        unsafe {
+            match self.half {
+                true => cudarc::driver::result::memcpy_htod_async(address, &rounded, stream.cu_stream()),
+                false => cudarc::driver::result::memcpy_htod_async(address, &host, stream.cu_stream()),
+            }
+        }
+        .map_err(failed)?;
+        if let Some(OptimizerState { master: Some(master), .. }) = &mut self.optimizer
+            && span.offset + span.len <= self.flat.trained
+        {
+            stream.memcpy_htod(&host, &mut master.slice_mut(span.offset..span.offset + span.len)).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Draws every parameter from a normal distribution on the device: for benchmarks.
+    pub fn randomise(&mut self, std: f32, seed: u64) -> Result<()> {
+        let count = self.flat.len;
+        let arguments: [Argument; 5] = [
+            Slice::<Operand>::new(self.parameter_base, count).into(),
+            std.into(),
+            Argument::Long(seed as i64),
+            Argument::Long(0),
+            long(count),
+        ];
+        self.launcher.launch(
+            &format!("fill_normal_{}", self.suffix()),
+            Grid::new(count.div_ceil(1024) + 1, 256),
+            &arguments,
+        )
+    }
+
+    /// One forward and backward pass; `weight` times its gradients are added to those of the step.
+    pub fn micro_step<M: Transformer>(
+        &mut self,
+        model: &M,
+        input: &M::Input,
+        weight: f64,
+        loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
+    ) -> Result<MicroStep> {
+        let mut clock = Clock::default();
+        clock.tick(&self.gpu)?;
+        let layout = model.layout(input)?;
+        let (front_x, front) = model.front(input, &layout)?;
+        let (batch, tokens, width) = front_x.dims3()?;
+        let (_, text_rows, _) = front.text.dims3()?;
+        let tables =
+            BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
+        clock.tick(&self.gpu)?;
+
+        let depth = self.trunk.depth();
+        let (policy, needed) = self.fit(&tables)?;
+        self.policy = Some((policy, needed));
+        let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
+        let base = memory.device_ptr(&self.gpu.stream).0;
+        let mut arena = Arena::new(base, memory.len() as u64, if self.half { 2 } else { 4 });
+        let shared: Vec<Var> =
+            front.tensors().into_iter().map(|tensor| Var::from_tensor(&tensor.detach())).collect::<candle_core::Result<_>>()?;
+        let conditioning: Conditioning =
+            front.with_tensors(&shared.iter().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
+        let e0 = conditioning.e0.contiguous()?;
+        let text = conditioning.text.contiguous()?;
+        let condition =
+            Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
+        let mut pass = Pass::begin(&self.trunk, &mut arena, &tables, condition, &policy)?;
+        let bytes = if self.half { 2 } else { 4 };
+        let copy_in = |tensor: &Tensor, to: Slice<f32>| -> Result<()> {
+            let tensor = tensor.contiguous()?;
+            self.launcher.copy(float_slice(&tensor, &self.gpu)?, to, bytes)
+        };
+        let copy_out = |from: Slice<f32>, shape: &[usize]| -> Result<Tensor> {
+            let tensor = uninitialised(shape, &self.gpu)?;
+            self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
+            Ok(tensor)
+        };
+        let stream_shape = [batch, tokens, width];
+
+        copy_in(&front_x, pass.boundary(0))?;
+        let mut insertion_inputs: BTreeMap<usize, Tensor> = BTreeMap::new();
+        for layer in 0..depth {
+            if let (Some(branch), Some(geometry)) = (model.insertion(layer), &conditioning.geometry) {
+                let x = copy_out(pass.boundary(layer), &stream_shape)?;
+                let inserted = branch.forward(&x, &geometry.detach(), model.placement(&layout).video_tokens)?;
+                copy_in(&inserted, pass.boundary(layer))?;
+                insertion_inputs.insert(layer, x);
+            }
+            pass.forward(layer)?;
+        }
+        clock.tick(&self.gpu)?;
+
+        let last = Var::from_tensor(&copy_out(pass.boundary(depth), &stream_shape)?)?;
+        let output = model.back(last.as_tensor(), &conditioning, &layout)?;
+        let losses = loss(&output)?;
+        let store = (&losses.total * weight)?.backward()?;
+        let collect = |store: &GradStore| collect(&self.parameters, &self.flat, &self.gradients, store, &self.gpu, &self.launcher);
+        collect(&store)?;
+        let mut cotangents: Vec<Option<Tensor>> = vec![None; shared.len()];
+        accumulate(&store, &shared, &mut cotangents)?;
+        copy_in(&required(&store, &last)?, pass.dx)?;
+        drop(store);
+        drop(last);
+        clock.tick(&self.gpu)?;
+
+        for layer in (0..depth).rev() {
+            pass.backward(layer)?;
+            if let (Some(branch), Some(x), Some(geometry)) =
+                (model.insertion(layer), insertion_inputs.remove(&layer), &conditioning.geometry)
+            {
+                let x = Var::from_tensor(&x)?;
+                let y = branch.forward(x.as_tensor(), geometry, model.placement(&layout).video_tokens)?;
+                let cotangent = copy_out(pass.dx, &stream_shape)?;
+                let store = (y * cotangent)?.sum_all()?.backward()?;
+                collect(&store)?;
+                accumulate(&store, &shared, &mut cotangents)?;
+                copy_in(&required(&store, &x)?, pass.dx)?;
+            }
+        }
+        clock.tick(&self.gpu)?;
+
+        let stream_gradient = copy_out(pass.dx, &stream_shape)?;
+        let e0_gradient = copy_out(pass.e0_gradient, e0.dims())?.to_dtype(e0.dtype())?;
+        let text_gradient = copy_out(pass.text_gradient, text.dims())?.to_dtype(text.dtype())?;
+        // The first and third of the shared tensors are read by the trunk alone.
+        for (place, gradient) in [(0, e0_gradient), (2, text_gradient)] {
+            cotangents[place] = Some(match cotangents[place].take() {
+                Some(earlier) => (earlier + gradient)?,
+                None => gradient,
+            });
+        }
+        let mut surrogate = (front_x * stream_gradient)?.sum_all()?;
+        for (tensor, cotangent) in front.tensors().into_iter().zip(cotangents) {
+            if let Some(cotangent) = cotangent {
+                // Only its gradient counts, so a value that overflows its format does no harm.
+                surrogate = (&surrogate + (tensor * cotangent)?.sum_all()?.to_dtype(surrogate.dtype())?)?;
+            }
+        }
+        collect(&surrogate.backward()?)?;
+        clock.tick(&self.gpu)?;
+        let losses = losses.detach();
+        self.gpu.synchronize()?;
+        Ok(MicroStep { losses, parts: clock.parts()? })
+    }
+
+    /// Makes sure that the arena holds this batch, and says under which policy.
+    fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, u64)> {
+        let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
+        let (free, _) = self.gpu.memory()?;
+        // Candle's part of a batch: the stream in and out of the heads, and gradients of both.
+        let stream = (self.trunk.size(tables).tokens * self.trunk.size(tables).width * 4) as u64;
+        let pool = self.gpu.unused_bytes()?;
+        let room = (free + pool + held).saturating_sub(RESERVE + 8 * stream);
+        let budget = self.limit.map_or(room, |limit| limit.min(room));
+        let (policy, needed) = self.trunk.policy_within(tables, budget)?;
+        if needed > budget.max(held) {
+            let what = format!("a batch of {} tokens needs {needed} bytes of arena, {budget} are free", tables.tokens());
+            return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what)
+                .hint("even with nothing kept for the backward pass; take a smaller batch (train.batch_size, packing.token_budget)"));
+        }
+        if needed > held {
+            self.arena = None;
+            self.gpu.synchronize()?;
+            // A little more, so that batches of slightly more tokens do not ask again.
+            let bytes = (needed + needed / 16).min(budget);
+            // SAFETY: whatever is read from the arena was written before.
+            let memory = unsafe { self.gpu.stream.alloc::<u8>(bytes as usize) }.map_err(|error| {
+                device_error(error, format!("allocating {bytes} bytes of arena with {free} bytes free, policy: {policy}"))
+            })?;
+            self.arena = Some(memory);
+        }
+        Ok((policy, needed))
+    }
+
+    /// The norm of the step's gradients, then one update, the `step`-th (from 1); gradients are zero afterwards. Returns
+    /// the norm before clipping.
+    pub fn update(&mut self, rule: &UpdateRule, lr: f64, step: u64) -> Result<f64> {
+        let Some(state) = &self.optimizer else { return Err(Error::crash("an update without an optimizer")) };
+        let stream = &self.gpu.stream;
+        let count = self.flat.trained;
+        let at = |slice: &CudaSlice<f32>| Slice::<f32>::new(slice.device_ptr(stream).0, count);
+        let gradients = at(&self.gradients);
+        self.collective.sum_gradients(gradients)?;
+        let norm_base = state.norm.device_ptr(stream).0;
+        let (total, partial) = (Slice::<f64>::new(norm_base, 1), Slice::<f64>::new(norm_base + 8, NORM_BLOCKS));
+        self.launcher.launch("square_sum", Grid::new(NORM_BLOCKS, 256), &[gradients.into(), partial.into(), long(count)])?;
+        let arguments = [partial.into(), Argument::Int(NORM_BLOCKS as i32), total.into()];
+        self.launcher.launch("square_sum_finish", Grid::new(1, 256), &arguments)?;
+        let [beta1, beta2] = rule.betas;
+        let power = step.min(i32::MAX as u64) as i32;
+        let correction1 = 1.0 - beta1.powi(power);
+        let root_correction2 = 1.0 / (1.0 - beta2.powi(power)).sqrt();
+        let arguments: Vec<Argument> = vec![
+            Slice::<Operand>::new(self.parameter_base, count).into(),
+            state.master.as_ref().map_or(Slice::null(), at).into(),
+            at(&state.first).into(),
+            at(&state.second).into(),
+            gradients.into(),
+            total.into(),
+            (rule.clip_norm as f32).into(),
+            (lr as f32).into(),
+            (beta1 as f32).into(),
+            (beta2 as f32).into(),
+            (rule.eps as f32).into(),
+            (rule.weight_decay as f32).into(),
+            (correction1 as f32).into(),
+            (root_correction2 as f32).into(),
+            long(count),
+        ];
+        let name = format!("adamw_{}", self.suffix());
+        self.launcher.launch(&name, Grid::new(count.div_ceil(1024), 256), &arguments)?;
+        let squared = stream
+            .clone_dtoh(&state.norm.slice(0..1))
+            .map_err(|error| device_error(error, "reading the gradient norm"))?;
+        let norm = squared.first().copied().unwrap_or(f64::NAN).sqrt();
+        match norm.is_finite() {
+            true => Ok(norm),
+            false => {
+                let name = self.first_non_finite()?.unwrap_or_else(|| "an overflowing norm".into());
+                Err(Error::crash(format!("gradient is not finite at step {step}, first in {name}"))
+                    .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"))
+            }
+        }
+    }
+
+    /// The parameter of the first NaN or infinite gradient.
+    fn first_non_finite(&self) -> Result<Option<String>> {
+        let stream = &self.gpu.stream;
+        let failed = |error| device_error(error, "looking for the first bad gradient");
+        let index = stream.clone_htod(&[u64::MAX]).map_err(failed)?;
+        let count = self.flat.trained;
+        let arguments = [
+            Slice::<f32>::new(self.gradients.device_ptr(stream).0, count).into(),
+            long(count),
+            Slice::<u64>::new(index.device_ptr(stream).0, 1).into(),
+        ];
+        self.launcher.launch("first_non_finite", Grid::new(NORM_BLOCKS, 256), &arguments)?;
+        let index = stream.clone_dtoh(&index).map_err(failed)?;
+        Ok(index.first().and_then(|index| self.flat.name_at(*index as usize)).map(str::to_owned))
+    }
+
+    /// Forgets the gradients of an unfinished step.
+    pub fn discard_gradients(&mut self) -> Result<()> {
+        let gradients =
+            Slice::<f32>::new(self.gradients.device_ptr(&self.gpu.stream).0, self.gradients.len());
+        self.launcher.zero(gradients, 4)
+    }
+
+    /// The step's gradients so far, by parameter, in host memory.
+    pub fn gradients(&self) -> Result<BTreeMap<String, Tensor>> {
+        self.by_name(&self.gradients, "gradients")
+    }
+
+    /// Tensors of a flat f32 buffer over trained parameters, in host memory.
+    fn by_name(&self, buffer: &CudaSlice<f32>, what: &str) -> Result<BTreeMap<String, Tensor>> {
+        let stream = &self.gpu.stream;
+        let mut tensors = BTreeMap::new();
+        for (name, variable) in self.parameters.trained() {
+            let span = self.flat.span(name)?;
+            let values = stream
+                .clone_dtoh(&buffer.slice(span.offset..span.offset + span.len))
+                .map_err(|error| device_error(error, format!("reading {what}")))?;
+            tensors.insert(name.to_owned(), Tensor::from_vec(values, variable.shape(), &Device::Cpu)?);
+        }
+        Ok(tensors)
+    }
+
+    /// Moments `first.<name>`, `second.<name>`, and masters `master.<name>` of weights that are no fp32, in host memory.
+    pub fn optimizer_tensors(&self) -> Result<BTreeMap<String, Tensor>> {
+        let Some(state) = &self.optimizer else { return Ok(BTreeMap::new()) };
+        let parts = [("first", Some(&state.first)), ("second", Some(&state.second)), ("master", state.master.as_ref())];
+        let mut tensors = BTreeMap::new();
+        for (part, buffer) in parts {
+            let Some(buffer) = buffer else { continue };
+            tensors.extend(self.by_name(buffer, part)?.into_iter().map(|(name, t)| (format!("{part}.{name}"), t)));
+        }
+        Ok(tensors)
+    }
+
+    /// Moments and masters back from [`Self::optimizer_tensors`]; the error names the first that is missing.
+    pub fn load_optimizer(&mut self, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+        let Some(state) = &mut self.optimizer else { return Err(Error::crash("no optimizer to restore")) };
+        let stream = &self.gpu.stream;
+        for (name, variable) in self.parameters.trained() {
+            let span = self.flat.span(name)?;
+            let parts = [
+                ("first", Some(&mut state.first)),
+                ("second", Some(&mut state.second)),
+                ("master", state.master.as_mut()),
+            ];
+            for (part, buffer) in parts {
+                let Some(buffer) = buffer else { continue };
+                let key = format!("{part}.{name}");
+                let Some(tensor) = tensors.get(&key).filter(|tensor| tensor.dims() == variable.dims()) else {
+                    return Err(Error::refused("optimizer_mismatch", "the checkpoint lacks a moment of this model")
+                        .in_place(key));
+                };
+                let values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+                stream
+                    .memcpy_htod(&values, &mut buffer.slice_mut(span.offset..span.offset + span.len))
+                    .map_err(|error| device_error(error, format!("copying {key} to the device")))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The address of a contiguous tensor's elements. The tensor must live until what uses it is in the stream.
+fn address(tensor: &Tensor, gpu: &Gpu) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else { return Err(Error::crash("a tensor is not on the GPU")) };
+    if layout.contiguous_offsets().is_none() {
+        return Err(Error::crash("a tensor is not contiguous"));
+    }
+    let offset = (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64;
+    let base = match tensor.dtype() {
+        DType::BF16 => storage.as_cuda_slice::<bf16>()?.device_ptr(&gpu.stream).0,
+        DType::F32 => storage.as_cuda_slice::<f32>()?.device_ptr(&gpu.stream).0,
+        other => return Err(Error::crash(format!("{other:?} has no place in the trunk"))),
+    };
+    Ok(base + offset)
+}
+
+fn float_slice(tensor: &Tensor, gpu: &Gpu) -> Result<Slice<f32>> {
+    match tensor.dtype() {
+        DType::F32 => Ok(Slice::new(address(tensor, gpu)?, tensor.elem_count())),
+        other => Err(Error::crash(format!("the residual stream is f32, not {other:?}"))),
+    }
+}
+
+fn operand_slice(tensor: &Tensor, gpu: &Gpu) -> Result<Slice<Operand>> {
+    Ok(Slice::new(address(tensor, gpu)?, tensor.elem_count()))
+}
+
+/// An f32 tensor whose elements somebody else will write.
+fn uninitialised(shape: &[usize], gpu: &Gpu) -> Result<Tensor> {
+    let cuda = gpu.device.as_cuda_device()?;
+    // SAFETY: every element is written before it is read: the caller copies into it at once.
+    let slice = unsafe { cuda.alloc::<f32>(shape.iter().product()) }?;
+    let storage = candle_core::CudaStorage::wrap_cuda_slice(slice, cuda.clone());
+    Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
+}
+
+/// Adds the store's parameter gradients to the flat buffer.
+fn collect(
+    parameters: &Parameters,
+    flat: &FlatLayout,
+    gradients: &CudaSlice<f32>,
+    store: &GradStore,
+    gpu: &Gpu,
+    launcher: &Launcher,
+) -> Result<()> {
+    let base = gradients.device_ptr(&gpu.stream).0;
+    for (name, variable) in parameters.trained() {
+        let Some(gradient) = store.get(variable) else { continue };
+        let span = flat.span(name)?;
+        let gradient = gradient.contiguous()?;
+        let kernel = match gradient.dtype() {
+            DType::BF16 => "accumulate_bf16",
+            _ => "accumulate_f32",
+        };
+        let arguments: [Argument; 4] = [
+            Slice::<Operand>::new(address(&gradient, gpu)?, span.len).into(),
+            Slice::<f32>::new(base + 4 * span.offset as u64, span.len).into(),
+            1f32.into(),
+            long(span.len),
+        ];
+        launcher.launch(kernel, Grid::new(span.len.div_ceil(2048), 256), &arguments)?;
+    }
+    Ok(())
+}
+
+fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
+    for (variable, total) in shared.iter().zip(totals) {
+        if let Some(gradient) = store.get(variable) {
+            *total = Some(match total.take() {
+                Some(earlier) => (earlier + gradient)?,
+                None => gradient.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
+    match store.get(variable) {
+        Some(gradient) => Ok(gradient.clone()),
+        None => Err(Error::crash("no gradient reached a block boundary: an op on the way drops it")),
+    }
+}
+
+/// Marks in the stream, read when everything is done.
+#[derive(Default)]
+struct Clock {
+    marks: Vec<CudaEvent>,
+}
+
+impl Clock {
+    fn tick(&mut self, gpu: &Gpu) -> Result<()> {
+        let flags = cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let mark = gpu.stream.record_event(Some(flags));
+        self.marks.push(mark.map_err(|error| device_error(error, "recording an event"))?);
+        Ok(())
+    }
+
+    fn parts(&self) -> Result<Parts> {
+        let mut spans = [Duration::ZERO; 5];
+        for (span, pair) in spans.iter_mut().zip(self.marks.windows(2)) {
+            let milliseconds =
+                pair[0].elapsed_ms(&pair[1]).map_err(|error| device_error(error, "reading the device's clock"))?;
+            *span = Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3);
+        }
+        let [front, trunk_forward, back, trunk_backward, front_backward] = spans;
+        Ok(Parts { front, trunk_forward, back, trunk_backward, front_backward })
+    }
+}

@@ -1,0 +1,118 @@
+//! Where each parameter lies in one flat buffer.
+//!
+//! Parameters, gradients, masters and moments share one order, so the optimizer, the gradient norm and a snapshot are
+//! single passes, and a future sharding is a range. What one matrix product reads lies together: the weights of query,
+//! key and value, those of key and value of the text. Parameters that nothing trains come last, behind the range that
+//! the optimizer touches.
+
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Tensors start at multiples of this many elements: 16 bytes of bf16, what the widest loads and cuBLASLt want.
+const ALIGNMENT: usize = 8;
+
+/// A parameter's place, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub offset: usize,
+    pub len: usize,
+}
+
+/// The order of a model's parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct FlatLayout {
+    spans: BTreeMap<String, Span>,
+    /// Elements that are trained, gaps included; a multiple of the alignment.
+    pub trained: usize,
+    /// Elements in all.
+    pub len: usize,
+}
+
+impl FlatLayout {
+    /// `tensors` are (name, elements, trained). `adjacent` lists names that must follow one another without a gap.
+    pub fn new<'a>(
+        tensors: impl Iterator<Item = (&'a str, usize, bool)>,
+        adjacent: &[Vec<String>],
+    ) -> Result<Self> {
+        let tensors: BTreeMap<&str, (usize, bool)> = tensors.map(|(name, len, trained)| (name, (len, trained))).collect();
+        let mut spans = BTreeMap::new();
+        let mut end: usize = 0;
+        let mut place = |name: &str, len: usize| -> bool {
+            let offset = end.next_multiple_of(ALIGNMENT);
+            let gap = offset != end;
+            end = offset + len;
+            spans.insert(name.to_owned(), Span { offset, len });
+            !gap
+        };
+        for group in adjacent {
+            for (position, name) in group.iter().enumerate() {
+                let Some(&(len, _)) = tensors.get(name.as_str()) else {
+                    return Err(Error::crash(format!("no parameter named {name}")));
+                };
+                if !place(name, len) && position > 0 {
+                    let what = format!("{name} cannot follow {}", group[position - 1]);
+                    return Err(Error::refused("width_not_supported", what)
+                        .hint("on a GPU model.dim must be a multiple of 8"));
+                }
+            }
+        }
+        let mut grouped: Vec<&str> = adjacent.iter().flatten().map(String::as_str).collect();
+        grouped.sort_unstable();
+        let rest = |wanted: bool| {
+            let grouped = &grouped;
+            tensors
+                .iter()
+                .filter(move |(name, (_, trained))| *trained == wanted && grouped.binary_search(name).is_err())
+                .map(|(name, (len, _))| (*name, *len))
+        };
+        for (name, len) in rest(true) {
+            place(name, len);
+        }
+        let trained = end.next_multiple_of(ALIGNMENT);
+        end = trained;
+        let mut place = |name: &str, len: usize| {
+            let offset = end.next_multiple_of(ALIGNMENT);
+            end = offset + len;
+            spans.insert(name.to_owned(), Span { offset, len });
+        };
+        for (name, len) in rest(false) {
+            place(name, len);
+        }
+        Ok(Self { spans, trained, len: end.next_multiple_of(ALIGNMENT) })
+    }
+
+    pub fn span(&self, name: &str) -> Result<Span> {
+        self.spans.get(name).copied().ok_or_else(|| Error::crash(format!("no parameter named {name}")))
+    }
+
+    /// (name, place) in name order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Span)> {
+        self.spans.iter().map(|(name, span)| (name.as_str(), *span))
+    }
+
+    /// The parameter that element `index` belongs to.
+    pub fn name_at(&self, index: usize) -> Option<&str> {
+        self.iter().find(|(_, span)| (span.offset..span.offset + span.len).contains(&index)).map(|(name, _)| name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_lie_together_and_untrained_tensors_last() {
+        let tensors = [("a", 3, true), ("k", 16, true), ("q", 16, true), ("unused", 5, false), ("z", 8, true)];
+        let group = vec![vec!["q".to_owned(), "k".to_owned()]];
+        let layout = FlatLayout::new(tensors.into_iter(), &group).expect("a layout");
+        assert_eq!(layout.span("q").expect("q"), Span { offset: 0, len: 16 });
+        assert_eq!(layout.span("k").expect("k"), Span { offset: 16, len: 16 });
+        assert_eq!(layout.span("a").expect("a"), Span { offset: 32, len: 3 });
+        assert_eq!(layout.span("z").expect("z"), Span { offset: 40, len: 8 });
+        assert_eq!((layout.trained, layout.span("unused").expect("unused").offset, layout.len), (48, 48, 56));
+        assert_eq!((layout.name_at(18), layout.name_at(36), layout.name_at(34)), (Some("k"), None, Some("a")));
+        let uneven = [("q", 5, true), ("k", 5, true)];
+        assert_eq!(FlatLayout::new(uneven.into_iter(), &group).expect_err("a gap").code, "width_not_supported");
+        assert!(FlatLayout::new([("q", 8, true)].into_iter(), &group).is_err(), "k is missing");
+    }
+}

@@ -1,0 +1,325 @@
+//! Matrix products through cuBLASLt.
+//!
+//! Matrices are row-major here and column-major there, so every product is computed transposed: a row-major [n, k] is
+//! a column-major [k, n]. Sums are f32 whatever the operands. The algorithm is the library's first choice for the exact
+//! shape, asked once and kept: choosing by timing would make two runs of one seed differ.
+
+use super::launch::{Operand, Slice};
+use crate::{Error, Exit, Result};
+use cudarc::cublaslt::{result, sys};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Scratch space for the library; 32 MiB is what NVIDIA advises for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// Which of the three products of a Linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Product {
+    /// y [n, out] = x [n, in] W^T (+ bias)
+    Forward { bias: bool },
+    /// dx [n, in] = dy [n, out] W
+    Input,
+    /// dx [n, in] f32 += dy [n, out] W
+    InputSum,
+    /// dW [out, in] f32 += dy^T x
+    Weight,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    product: Product,
+    n: usize,
+    inputs: usize,
+    outputs: usize,
+    /// Elements from one row to the next of x (or dx) and of y (or dy).
+    x_stride: usize,
+    y_stride: usize,
+}
+
+/// A row-major matrix inside a wider one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows<E> {
+    pub data: Slice<E>,
+    pub stride: usize,
+}
+
+impl<E> Rows<E> {
+    pub fn new(data: Slice<E>, stride: usize) -> Self {
+        Self { data, stride }
+    }
+}
+
+/// The library's handle, its scratch space, and the algorithms chosen so far. Without a device it computes nothing.
+#[derive(Debug)]
+pub(crate) struct Gemm {
+    device: Option<Library>,
+    operand: sys::cudaDataType,
+}
+
+#[derive(Debug)]
+struct Library {
+    handle: sys::cublasLtHandle_t,
+    workspace: CudaSlice<u8>,
+    stream: Arc<CudaStream>,
+    algorithms: Mutex<HashMap<Shape, Plan>>,
+}
+
+/// Descriptors and algorithm of one shape.
+#[derive(Debug)]
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    /// Of a, b and the result.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+// SAFETY: the handle and descriptors are used by one thread at a time, behind the mutex or by value.
+unsafe impl Send for Library {}
+// SAFETY: as above; cuBLASLt handles are documented as usable from several threads.
+unsafe impl Sync for Library {}
+// SAFETY: plain descriptors, only read after they were made.
+unsafe impl Send for Plan {}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        let mut plans = self.algorithms.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, plan) in plans.drain() {
+            plan.destroy();
+        }
+        // SAFETY: made by `create_handle` and used by nothing any more.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+impl Plan {
+    fn destroy(self) {
+        // SAFETY: each was made by `Library::plan` and is used by nothing any more.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.description);
+            for layout in self.layouts {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+/// What a failed call of the library means.
+fn failed(what: impl std::fmt::Display) -> impl FnOnce(result::CublasError) -> Error {
+    let what = what.to_string();
+    move |error| {
+        Error::new(Exit::Unavailable, "cublas_error", format!("{what}: {error}"))
+            .hint("the last checkpoint is intact; cuBLASLt comes with CUDA 13 or the PyPI package nvidia-cublas")
+    }
+}
+
+impl Gemm {
+    /// For operands of bf16, or f32 (then without TF32: that path is for checks).
+    pub fn new(stream: Arc<CudaStream>, half: bool) -> Result<Self> {
+        let handle = result::create_handle().map_err(failed("opening cuBLASLt"))?;
+        let workspace = stream
+            .alloc_zeros::<u8>(WORKSPACE)
+            .map_err(|error| super::launch::device_error(error, "allocating cuBLASLt's scratch space"))?;
+        let library = Library { handle, workspace, stream, algorithms: Mutex::default() };
+        Ok(Self { device: Some(library), operand: Self::dtype(half) })
+    }
+
+    /// Computes nothing: for counting memory.
+    pub fn counting() -> Self {
+        Self { device: None, operand: Self::dtype(true) }
+    }
+
+    fn dtype(half: bool) -> sys::cudaDataType {
+        match half {
+            true => sys::cudaDataType_t::CUDA_R_16BF,
+            false => sys::cudaDataType_t::CUDA_R_32F,
+        }
+    }
+
+    /// y [n, out] = x [n, in] W^T + bias; W [out, in].
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward(
+        &self,
+        x: Rows<Operand>,
+        weight: Slice<Operand>,
+        bias: Option<Slice<Operand>>,
+        y: Rows<Operand>,
+        n: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<()> {
+        let product = Product::Forward { bias: bias.is_some() };
+        let shape = Shape { product, n, inputs, outputs, x_stride: x.stride, y_stride: y.stride };
+        self.run(shape, weight.address(), x.data.address(), y.data.address(), bias.map(|bias| bias.address()))
+    }
+
+    /// dx [n, in] = dy [n, out] W.
+    pub fn input_gradient(
+        &self,
+        dy: Rows<Operand>,
+        weight: Slice<Operand>,
+        dx: Rows<Operand>,
+        n: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<()> {
+        let shape = Shape { product: Product::Input, n, inputs, outputs, x_stride: dx.stride, y_stride: dy.stride };
+        self.run(shape, weight.address(), dy.data.address(), dx.data.address(), None)
+    }
+
+    /// dx [n, in] += dy [n, out] W, in f32.
+    pub fn input_gradient_sum(
+        &self,
+        dy: Rows<Operand>,
+        weight: Slice<Operand>,
+        dx: Rows<f32>,
+        n: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<()> {
+        let shape = Shape { product: Product::InputSum, n, inputs, outputs, x_stride: dx.stride, y_stride: dy.stride };
+        self.run(shape, weight.address(), dy.data.address(), dx.data.address(), None)
+    }
+
+    /// dW [out, in] += dy^T x, in f32.
+    pub fn weight_gradient(
+        &self,
+        dy: Rows<Operand>,
+        x: Rows<Operand>,
+        gradient: Slice<f32>,
+        n: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<()> {
+        let shape = Shape { product: Product::Weight, n, inputs, outputs, x_stride: x.stride, y_stride: dy.stride };
+        self.run(shape, x.data.address(), dy.data.address(), gradient.address(), None)
+    }
+
+    fn run(&self, shape: Shape, a: u64, b: u64, result: u64, bias: Option<u64>) -> Result<()> {
+        let Some(library) = &self.device else { return Ok(()) };
+        if shape.n == 0 {
+            return Ok(());
+        }
+        library.run(shape, self.operand, a, b, result, bias)
+    }
+}
+
+impl Library {
+    fn run(&self, shape: Shape, operand: sys::cudaDataType, a: u64, b: u64, out: u64, bias: Option<u64>) -> Result<()> {
+        let mut plans = self.algorithms.lock().unwrap_or_else(PoisonError::into_inner);
+        if !plans.contains_key(&shape) {
+            plans.insert(shape, self.plan(shape, operand)?);
+        }
+        let Some(plan) = plans.get(&shape) else { return Err(Error::crash("a plan vanished")) };
+        let failed = |what: &str| failed(format!("{what} of {shape:?}"));
+        if let Some(bias) = bias {
+            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            // SAFETY: the attribute is a pointer, and `bias` is one.
+            unsafe { set(plan.description, attribute, &bias) }.map_err(failed("the bias"))?;
+        }
+        let (one, beta) = (1f32, f32::from(u8::from(shape.sums())));
+        let pointer = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
+        let (workspace, _guard) = self.workspace.device_ptr(&self.stream);
+        let [a_layout, b_layout, out_layout] = plan.layouts;
+        // SAFETY: the callers pass addresses of matrices as large as the shape says, in live allocations.
+        unsafe {
+            result::matmul(
+                self.handle,
+                plan.description,
+                pointer(&one),
+                pointer(&beta),
+                a as *const c_void,
+                a_layout,
+                b as *const c_void,
+                b_layout,
+                out as *const c_void,
+                out_layout,
+                out as *mut c_void,
+                out_layout,
+                &plan.algorithm,
+                workspace as *mut c_void,
+                WORKSPACE,
+                self.stream.cu_stream() as sys::cudaStream_t,
+            )
+        }
+        .map_err(failed("the matrix product"))
+    }
+
+    fn plan(&self, shape: Shape, operand: sys::cudaDataType) -> Result<Plan> {
+        let failed = |what: &str| failed(format!("{what} of {shape:?}"));
+        let wide = sys::cudaDataType_t::CUDA_R_32F;
+        let description = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, wide)
+            .map_err(failed("the description"))?;
+        let Shape { n, inputs, outputs, x_stride, y_stride, .. } = shape;
+        let layout = |dtype, rows: usize, columns: usize, stride: usize| {
+            result::create_matrix_layout(dtype, rows as u64, columns as u64, stride as i64).map_err(failed("a layout"))
+        };
+        // Column-major: rows, columns, and the distance between columns.
+        let weight = || layout(operand, inputs, outputs, inputs);
+        let x = |dtype| layout(dtype, inputs, n, x_stride);
+        let y = || layout(operand, outputs, n, y_stride);
+        let (transposed, layouts) = match shape.product {
+            Product::Forward { .. } => ([true, false], [weight()?, x(operand)?, y()?]),
+            Product::Input => ([false, false], [weight()?, y()?, x(operand)?]),
+            Product::InputSum => ([false, false], [weight()?, y()?, x(wide)?]),
+            Product::Weight => ([false, true], [x(operand)?, y()?, layout(wide, inputs, outputs, inputs)?]),
+        };
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let attributes = [Attribute::CUBLASLT_MATMUL_DESC_TRANSA, Attribute::CUBLASLT_MATMUL_DESC_TRANSB];
+        for (attribute, transposed) in attributes.into_iter().zip(transposed) {
+            // CUBLAS_OP_N and CUBLAS_OP_T, an enum that this part of the bindings lacks.
+            let operation = i32::from(transposed);
+            // SAFETY: the attribute is an i32.
+            unsafe { set(description, attribute, &operation) }.map_err(failed("the transposition"))?;
+        }
+        if shape.product == (Product::Forward { bias: true }) {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            // SAFETY: the attributes are such an enum and such a type.
+            unsafe {
+                set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)
+                    .and_then(|()| set(description, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &operand))
+            }
+            .map_err(failed("the epilogue"))?;
+        }
+        let preference = result::create_matmul_pref().map_err(failed("the preference"))?;
+        // SAFETY: the attribute is a size in bytes; the preference and all layouts were made above.
+        let heuristic = unsafe {
+            result::set_matmul_pref_attribute(
+                preference,
+                sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                std::ptr::from_ref(&WORKSPACE).cast(),
+                size_of::<usize>(),
+            )
+            .and_then(|()| {
+                let [a, b, out] = layouts;
+                result::get_matmul_algo_heuristic(self.handle, description, a, b, out, out, preference)
+            })
+        };
+        // SAFETY: made above, used by nothing any more.
+        let _ = unsafe { result::destroy_matmul_pref(preference) };
+        let algorithm = heuristic.map_err(failed("no algorithm"))?.algo;
+        Ok(Plan { description, layouts, algorithm })
+    }
+}
+
+impl Shape {
+    /// Whether the result is added to what is there.
+    fn sums(&self) -> bool {
+        matches!(self.product, Product::InputSum | Product::Weight)
+    }
+}
+
+/// Sets an attribute of a product.
+///
+/// # Safety
+/// `value` must be of the type that the library's documentation gives for the attribute.
+unsafe fn set<T>(
+    description: sys::cublasLtMatmulDesc_t,
+    attribute: sys::cublasLtMatmulDescAttributes_t,
+    value: &T,
+) -> std::result::Result<(), result::CublasError> {
+    // SAFETY: `value` lives through the call, which copies it.
+    unsafe { result::set_matmul_desc_attribute(description, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}

@@ -1,0 +1,23 @@
+//! Training on an NVIDIA GPU: the trunk by hand, on kernels of our own and cuBLASLt, between candle's embedders and heads.
+//!
+//! This is the only room with `unsafe` launches. Models, plans and losses know nothing of it; it knows their names and
+//! shapes. Each kernel in `kernels/` has one launcher here and one reference on the CPU in `crate::ops`.
+
+mod arena;
+mod attention;
+mod batch;
+mod bench;
+mod collective;
+mod device;
+mod engine;
+mod flat;
+mod gemm;
+mod kernels;
+mod launch;
+mod memory;
+mod ops;
+mod trunk;
+
+pub(crate) use bench::{TrunkBench, TrunkFigures, trunk};
+pub(crate) use device::{Gpu, find, list};
+pub(crate) use engine::Engine;
