@@ -260,7 +260,8 @@ fn any_run() -> impl Strategy<Value = RunView> {
                 time_ms: time_ms / 2,
             });
             run.last_event_ms = attempts.checked_sub(1).map(|_| time_ms);
-            run.last_save = ended.then_some(SaveView { step: total, bytes: u64::MAX, ms, blocked_ms: ms, attempt: 0, time_ms });
+            run.last_save =
+                ended.then_some(SaveView { step: total, bytes: u64::MAX, ms, blocked_ms: ms, attempt: 0, time_ms });
             run.liveness = if ended { Liveness::Alive } else { Liveness::Unknown };
             run
         })

@@ -77,8 +77,8 @@ fn a_newer_attempt_is_not_stopped_by_an_older_question() {
                 started: started("m1_baseline", 3, 1_200, 2_000),
                 started_ms: NOW_MS,
                 ended: None,
-            first_step_ms: None,
-        });
+                first_step_ms: None,
+            });
         }));
         assert!(deeds(press(&mut app, KeyCode::Enter)).is_empty());
         let (ok, text) = notice(&app);

@@ -6,14 +6,14 @@ mod run_fixture;
 mod small_disk;
 
 use lbva_tui::random::{Draw, Purpose};
-use lbva_tui::runlog::{ExperimentRuns, Liveness, Outcome, OutcomeRecord, RunDir, RunReader, RunState, now_ms};
+use lbva_tui::runlog::{Liveness, Outcome, RunDir, RunReader, RunState, now_ms};
 use run_fixture::{ARM, Experiment, Fixture, said};
 use rustix::process::{Pid, Signal, kill_process};
 use small_disk::SmallDisk;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// No moment of these runs takes longer, however busy the machine is.

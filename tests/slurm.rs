@@ -24,7 +24,10 @@ fn cluster(test: &str) -> Option<PathBuf> {
     if script.is_none() {
         // Past the capture of the test's output: this must be seen.
         let text = format!("LEFT OUT: {test} needs Slurm; eval \"$(tests/slurm/cluster.sh env)\" after `start`\n");
-        let _ = fs::OpenOptions::new().append(true).open("/dev/stderr").and_then(|mut it| std::io::Write::write_all(&mut it, text.as_bytes()));
+        let _ = fs::OpenOptions::new()
+            .append(true)
+            .open("/dev/stderr")
+            .and_then(|mut it| std::io::Write::write_all(&mut it, text.as_bytes()));
     }
     script
 }
@@ -74,8 +77,7 @@ impl Submitted {
             if from.elapsed() > PATIENCE {
                 let queue = slurm("squeue", &["-h", "-t", "all"]);
                 let outputs = fs::read_dir(self.experiment.run.slurm()).into_iter().flatten().flatten();
-                let outputs: Vec<String> =
-                    outputs.filter_map(|entry| fs::read_to_string(entry.path()).ok()).collect();
+                let outputs: Vec<String> = outputs.filter_map(|entry| fs::read_to_string(entry.path()).ok()).collect();
                 panic!("{what} never came; queue:\n{queue}\n{}", outputs.join("\n---\n"));
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -102,7 +104,9 @@ impl Submitted {
     /// First step, last logged step and last saved step of an attempt.
     fn span(&self, number: u32) -> (u64, u64, u64) {
         let lines = self.experiment.lines(number);
-        let last = |event: &str| lines.iter().filter(|line| line["event"] == event).filter_map(|line| line["step"].as_u64()).max();
+        let last = |event: &str| {
+            lines.iter().filter(|line| line["event"] == event).filter_map(|line| line["step"].as_u64()).max()
+        };
         let start = lines[0]["start_step"].as_u64().unwrap();
         (start, last("step").unwrap_or(start), last("checkpoint").unwrap_or(start))
     }
@@ -142,9 +146,12 @@ impl Drop for Submitted {
 fn broken() -> Fixture {
     let fixture = Fixture::xwam(4000);
     let text = fs::read_to_string(&fixture.recipe).unwrap();
-    let line = |line: &str| if line.trim_start().starts_with("lr:") { "  lr: 1.0e30\n".to_owned() } else { format!("{line}\n") };
+    let line = |line: &str| {
+        if line.trim_start().starts_with("lr:") { "  lr: 1.0e30\n".to_owned() } else { format!("{line}\n") }
+    };
     let text: String = text.lines().map(line).collect();
-    fs::write(&fixture.recipe, text.replace("save_every: 2", "save_every: 1000")).unwrap();
+    let text = text.replace("save_every: 2", "save_every: 1000").replace("keep_every: 12", "keep_every: 0");
+    fs::write(&fixture.recipe, text).unwrap();
     fixture
 }
 
@@ -188,7 +195,8 @@ fn a_run_preempted_five_times_and_killed_once_ends_as_if_nothing_had_happened() 
     assert!(start + 2 * 2 > done, "{start} after {done}");
     assert_eq!(run.ended(7), ("finished".to_owned(), "all 220 steps done".to_owned()));
     assert_eq!(run.accounted(), "COMPLETED");
-    let restarts: Vec<u64> = (1..=7).map(|number| run.experiment.lines(number)[0]["job"]["restart"].as_u64().unwrap()).collect();
+    let restarts: Vec<u64> =
+        (1..=7).map(|number| run.experiment.lines(number)[0]["job"]["restart"].as_u64().unwrap()).collect();
     assert_eq!(restarts, [0, 1, 2, 3, 4, 5, 0]);
     run.experiment.equals(&undisturbed);
 }
@@ -197,7 +205,8 @@ fn a_run_preempted_five_times_and_killed_once_ends_as_if_nothing_had_happened() 
 fn in_the_grace_time_the_worker_saves_and_requeues_itself() {
     let Some(_) = cluster("grace time") else { return };
     let _shared = CLUSTER.read();
-    let run = Submitted::new(&Fixture::xwam(4000), "grace", "{partition: grace, gpus: 8, cpus: 1}");
+    let fixture = Fixture::xwam(4000);
+    let run = Submitted::new(&fixture, "grace", "{partition: grace, gpus: 8, cpus: 1}");
     run.steps(1, 4);
     preempt();
     let (outcome, reason) = run.ended(1);
@@ -210,7 +219,8 @@ fn in_the_grace_time_the_worker_saves_and_requeues_itself() {
 fn a_users_scancel_stays_a_cancel() {
     let Some(_) = cluster("scancel") else { return };
     let _shared = CLUSTER.read();
-    let run = Submitted::new(&Fixture::xwam(4000), "cancelled", "{partition: extra, cpus: 1}");
+    let fixture = Fixture::xwam(4000);
+    let run = Submitted::new(&fixture, "cancelled", "{partition: extra, cpus: 1}");
     run.steps(1, 4);
     slurm("scancel", &[&run.job]);
     let (outcome, reason) = run.ended(1);
@@ -225,7 +235,8 @@ fn a_users_scancel_stays_a_cancel() {
 fn at_the_time_limit_the_worker_saves_and_comes_back() {
     let Some(_) = cluster("time limit") else { return };
     let _shared = CLUSTER.read();
-    let run = Submitted::new(&Fixture::xwam(40_000), "limit", "{partition: extra, cpus: 1, time: \"1\"}");
+    let fixture = Fixture::xwam(40_000);
+    let run = Submitted::new(&fixture, "limit", "{partition: extra, cpus: 1, time: \"1\"}");
     let (outcome, reason) = run.ended(1);
     let wanted = "preempted by the job's time limit with a checkpoint; requeued";
     assert_eq!((outcome.as_str(), reason.as_str()), ("stopped", wanted));
@@ -258,7 +269,8 @@ fn a_wrapper_that_hides_the_exit_code_is_warned_of_and_found_out() {
     let wrapper = fixture.folder.path().join("template.sh");
     fs::write(&wrapper, "#!/bin/bash\nsrun \"$@\"\necho done\n").unwrap();
     fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let run = Submitted::new(&fixture, "wrapper", &format!("{{partition: extra, cpus: 1, wrapper: {}}}", wrapper.display()));
+    let run =
+        Submitted::new(&fixture, "wrapper", &format!("{{partition: extra, cpus: 1, wrapper: {}}}", wrapper.display()));
     let shown = program(&["submit", "--arm", ARM, "--dry-run"], &run.experiment);
     assert!(said(&shown).contains("line 3: a command after the program"), "{}", said(&shown));
     run.ended(2);
@@ -271,7 +283,8 @@ fn a_wrapper_that_hides_the_exit_code_is_warned_of_and_found_out() {
 fn a_stop_saves_and_then_cancels_and_a_kill_cancels_at_once() {
     let Some(_) = cluster("stop") else { return };
     let _shared = CLUSTER.read();
-    let mut run = Submitted::new(&Fixture::xwam(40_000), "stopped", "{partition: extra, cpus: 1}");
+    let fixture = Fixture::xwam(40_000);
+    let mut run = Submitted::new(&fixture, "stopped", "{partition: extra, cpus: 1}");
     run.steps(1, 4);
     let output = program(&["stop", "--arm", ARM], &run.experiment);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
@@ -309,7 +322,8 @@ fn a_stop_saves_and_then_cancels_and_a_kill_cancels_at_once() {
 fn an_abort_in_the_console_leaves_the_job_cancelled_and_a_checkpoint() {
     let Some(_) = cluster("console") else { return };
     let _shared = CLUSTER.read();
-    let run = Submitted::new(&Fixture::xwam(40_000), "console", "{partition: extra, cpus: 1}");
+    let fixture = Fixture::xwam(40_000);
+    let run = Submitted::new(&fixture, "console", "{partition: extra, cpus: 1}");
     run.steps(1, 4);
     let size = portable_pty::PtySize { rows: 40, cols: 120, pixel_width: 0, pixel_height: 0 };
     let pair = portable_pty::native_pty_system().openpty(size).unwrap();
@@ -319,7 +333,11 @@ fn an_abort_in_the_console_leaves_the_job_cancelled_and_a_checkpoint() {
     let mut console = pair.slave.spawn_command(command).unwrap();
     drop(pair.slave);
     let (mut output, mut keyboard) = (pair.master.try_clone_reader().unwrap(), pair.master.take_writer().unwrap());
-    let screen = std::sync::Arc::new(std::sync::Mutex::new(vt100::Parser::new(40.try_into().unwrap(), 120.try_into().unwrap(), 0)));
+    let screen = std::sync::Arc::new(std::sync::Mutex::new(vt100::Parser::new(
+        40.try_into().unwrap(),
+        120.try_into().unwrap(),
+        0,
+    )));
     let drawn = screen.clone();
     std::thread::spawn(move || {
         let mut bytes = [0; 4096];
@@ -383,7 +401,8 @@ fn what_slurm_refuses_is_told_in_its_words() {
 fn two_hundred_jobs_cost_little_and_an_outage_costs_nothing() {
     let Some(script) = cluster("outage") else { return };
     let _alone = CLUSTER.write();
-    let run = Submitted::new(&Fixture::xwam(40_000), "outage", "{partition: extra, cpus: 1}");
+    let fixture = Fixture::xwam(40_000);
+    let run = Submitted::new(&fixture, "outage", "{partition: extra, cpus: 1}");
     let mut jobs = Vec::new();
     for _ in 0..200 {
         jobs.push(slurm("sbatch", &["--parsable", "--hold", "-p", "extra", "--wrap", "true"]));

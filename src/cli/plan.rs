@@ -96,7 +96,8 @@ fn lifetimes(arguments: &PlanArguments, experiment: &Experiment) -> Result<(Vec<
 fn costs(arguments: &PlanArguments, view: &RunView, steps: u64) -> Result<Costs> {
     let measured = |given: Option<f64>, measured: Option<f64>, option: &str| {
         given.or(measured).ok_or_else(|| {
-            Error::usage("not_measured", format!("{option} is needed: the run has not measured it yet")).in_place(option)
+            Error::usage("not_measured", format!("{option} is needed: the run has not measured it yet"))
+                .in_place(option)
         })
     };
     let save = view.save_cost();

@@ -37,11 +37,11 @@ pub fn submit(arguments: &SubmitArguments, global: &Global) -> Result<Exit> {
     let mut first_failure = None;
     let mut documents = Vec::new();
     for arm in &chosen {
-        let done = check_arm_yaml(&runs.run(arm), &experiment.arm(arm)?.recipe.to_yaml()).and_then(|_| {
-            match arguments.dry_run {
-                true => command.script(arm).map(|script| (script.to_string(), None)),
-                false => command.submit(arm, &Slurm::default(), "lbva-tui submit").map(|job| (String::new(), Some(job))),
-            }
+        let done = check_arm_yaml(&runs.run(arm), &experiment.arm(arm)?.recipe.to_yaml()).and_then(|_| match arguments
+            .dry_run
+        {
+            true => command.script(arm).map(|script| (script.to_string(), None)),
+            false => command.submit(arm, &Slurm::default(), "lbva-tui submit").map(|job| (String::new(), Some(job))),
         });
         match done {
             Ok((script, job)) => {

@@ -255,7 +255,8 @@ fn judge_file(file: &ExperimentFile, document: &Document, problems: &mut Vec<Err
 
 /// What would break out of a line of the batch script, or be no option of sbatch: field and sentence.
 fn slurm_faults(slurm: &SlurmSettings) -> Vec<(&'static str, String)> {
-    let word = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '#');
+    let word =
+        |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '#');
     let words = [
         ("partition", &slurm.partition),
         ("qos", &slurm.qos),

@@ -6,8 +6,8 @@ use super::app::App;
 use super::format::{bytes, count, duration, join, milliseconds, percent, significant, significant_digits, thousands};
 use super::metric::Metric;
 use super::theme::Role;
-use crate::slurm::JobView;
 use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent};
+use crate::slurm::JobView;
 
 /// Glyph, word and role of a state.
 pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {

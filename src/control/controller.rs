@@ -47,7 +47,15 @@ pub struct Controller {
 impl Controller {
     /// `read_only` refuses every request, with a report.
     pub fn new(driver: LocalDriver, read_only: bool) -> Self {
-        Self { driver, slurm: None, look: Look::default(), machines: BTreeMap::new(), timeouts: Vec::new(), reports: Vec::new(), read_only }
+        Self {
+            driver,
+            slurm: None,
+            look: Look::default(),
+            machines: BTreeMap::new(),
+            timeouts: Vec::new(),
+            reports: Vec::new(),
+            read_only,
+        }
     }
 
     /// Jobs are controlled too.

@@ -363,7 +363,8 @@ impl RunControl {
         }
         let killed = matches!(self.state, State::Killing { .. });
         // A stop of ours (of others it has no token) ends the job too, lest Slurm starts it again.
-        let ours = matches!(self.state, State::StopRequested { token, .. } | State::Checkpointing { token, .. } if token > 0);
+        let ours =
+            matches!(self.state, State::StopRequested { token, .. } | State::Checkpointing { token, .. } if token > 0);
         let cancel = worker.job.filter(|_| ours && facts.state != RunState::Finished);
         self.follow(facts);
         let text = match facts.state {

@@ -34,7 +34,8 @@ impl SubmitCommand {
         let run = self.run(arm);
         let free = (1..).find(|number| !run.batch_script(*number).exists()).unwrap_or(1);
         let path = run.batch_script(free);
-        let path = std::path::absolute(&path).map_err(|error| io_error("cannot name the batch script", &path, &error))?;
+        let path =
+            std::path::absolute(&path).map_err(|error| io_error("cannot name the batch script", &path, &error))?;
         let experiment = self.worker.experiment.to_string_lossy().into_owned();
         let mut arguments: Vec<String> = ["--no-ui", "run", &experiment, "--arm", arm].map(str::to_owned).into();
         arguments.extend(self.worker.arguments.iter().cloned());
@@ -60,7 +61,9 @@ impl SubmitCommand {
         }
         let own = ["/tmp", "/var/tmp", "/dev/shm", "/run"];
         if let Some(folder) = own.iter().find(|folder| self.worker.experiment.starts_with(folder)) {
-            found.push(format!("the experiment lies in {folder}, which each machine has of its own: will the node see it?"));
+            found.push(format!(
+                "the experiment lies in {folder}, which each machine has of its own: will the node see it?"
+            ));
         }
         Ok(found)
     }
@@ -119,10 +122,14 @@ fn refuse_busy(arm: &str, view: &RunView, job: Option<&QueuedJob>) -> Result<()>
         // Its job is no longer in the queue: it died without a word.
         (Liveness::Unknown, Some(_)) => Ok(()),
         (Liveness::Unknown, None) => {
-            let what = format!("whether attempt {} on {} is over cannot be seen from here", started.attempt, started.host);
+            let what =
+                format!("whether attempt {} on {} is over cannot be seen from here", started.attempt, started.host);
             busy(what, "stop it there first")
         }
-        _ => busy(format!("attempt {} (pid {} on {}) is alive", started.attempt, started.pid, started.host), "stop it first"),
+        _ => busy(
+            format!("attempt {} (pid {} on {}) is alive", started.attempt, started.pid, started.host),
+            "stop it first",
+        ),
     }
 }
 

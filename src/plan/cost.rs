@@ -81,7 +81,8 @@ pub fn steps_an_attempt(survival: &Survival, costs: &Costs, interval: u64) -> f6
 /// other, and `longest_s` bounds what an attempt may lose if the curve is wrong.
 pub fn best_interval(survival: &Survival, costs: &Costs, longest_s: f64) -> (u64, (u64, u64)) {
     let least = ((costs.durable_s - costs.blocked_s) / costs.step_s).ceil().max(1.0) as u64;
-    let most = ((longest_s / costs.step_s) as u64).clamp(least, LONGEST_INTERVAL.max(least)).min(costs.steps.max(least));
+    let most =
+        ((longest_s / costs.step_s) as u64).clamp(least, LONGEST_INTERVAL.max(least)).min(costs.steps.max(least));
     // Coarse steps where intervals are long: the optimum is flat.
     let mut kept: Vec<(u64, f64)> = Vec::new();
     let mut interval = least;

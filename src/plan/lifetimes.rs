@@ -28,7 +28,8 @@ pub fn from_rows(text: &str, min_gpus: u64) -> Result<Vec<Lifetime>> {
             return Err(Error::new(crate::Exit::Unavailable, "slurm_format", "sacct printed a row without 10 fields")
                 .in_place(line));
         };
-        let gpus = resources.split(',').find_map(|part| part.strip_prefix("gres/gpu=")?.parse::<u64>().ok()).unwrap_or(0);
+        let gpus =
+            resources.split(',').find_map(|part| part.strip_prefix("gres/gpu=")?.parse::<u64>().ok()).unwrap_or(0);
         let seconds: f64 = elapsed.parse().unwrap_or(0.0);
         let state = state.split_whitespace().next().unwrap_or_default();
         if gpus < min_gpus || seconds <= 0.0 || state == "PENDING" {
@@ -65,7 +66,8 @@ fn parse_csv(text: &str) -> Result<Vec<Lifetime>> {
         (None, Some(column)) => (column, 3600.0),
         (None, None) => return Err(bad(1, format!("a column seconds or hours is needed, found {header}"))),
     };
-    let preempted = column("preempted").ok_or_else(|| bad(1, format!("a column preempted is needed, found {header}")))?;
+    let preempted =
+        column("preempted").ok_or_else(|| bad(1, format!("a column preempted is needed, found {header}")))?;
     let ended = column("ended");
     let mut lifetimes = Vec::new();
     for (index, line) in lines {

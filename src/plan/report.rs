@@ -146,7 +146,10 @@ impl Plan {
         lines.push(String::new());
         lines.extend(self.chart());
         lines.push(String::new());
-        lines.push("save every  first durable  leaves nothing  steps kept  saves cost   tries (p90)  hours p50    p90".to_owned());
+        lines.push(
+            "save every  first durable  leaves nothing  steps kept  saves cost   tries (p90)  hours p50    p90"
+                .to_owned(),
+        );
         for row in &self.rows {
             let mark = if row.save_every == self.recommended { " <" } else { "" };
             lines.push(format!(
@@ -195,8 +198,15 @@ impl Plan {
         let mut lines: Vec<String> = (0..rows)
             .rev()
             .map(|row| {
-                let label = if row == rows - 1 { "100 %" } else if row == 0 { "  0 %" } else { "     " };
-                let cells: String = self.curve.iter().map(|alive| if height(*alive) == row { '*' } else { ' ' }).collect();
+                let label = if row == rows - 1 {
+                    "100 %"
+                } else if row == 0 {
+                    "  0 %"
+                } else {
+                    "     "
+                };
+                let cells: String =
+                    self.curve.iter().map(|alive| if height(*alive) == row { '*' } else { ' ' }).collect();
                 format!("{label} |{}", cells.trim_end())
             })
             .collect();
@@ -218,7 +228,11 @@ mod tests {
 
     fn seen() -> Vec<Lifetime> {
         (1..=40)
-            .map(|index| Lifetime { seconds: f64::from(index * index) * 20.0, preempted: index % 3 != 0, ended_s: None })
+            .map(|index| Lifetime {
+                seconds: f64::from(index * index) * 20.0,
+                preempted: index % 3 != 0,
+                ended_s: None,
+            })
             .collect()
     }
 

@@ -114,7 +114,14 @@ mod tests {
 
     #[test]
     fn the_laboratorys_tries_and_hours() {
-        let table = [(100, 6.8, 14.5, 16.0), (200, 6.1, 12.8, 14.4), (300, 6.0, 12.4, 14.2), (400, 6.0, 12.3, 14.4), (500, 6.0, 12.2, 14.6), (1000, 6.3, 12.9, 16.9)];
+        let table = [
+            (100, 6.8, 14.5, 16.0),
+            (200, 6.1, 12.8, 14.4),
+            (300, 6.0, 12.4, 14.2),
+            (400, 6.0, 12.3, 14.4),
+            (500, 6.0, 12.2, 14.6),
+            (1000, 6.3, 12.9, 16.9),
+        ];
         for (interval, tries, half, nine_in_ten) in table {
             let played = simulate(&preempted_ones(), &M1, interval, 7);
             near("tries", played.tries_mean, tries);

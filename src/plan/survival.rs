@@ -26,8 +26,16 @@ pub struct Survival {
 #[derive(Clone, Debug, PartialEq)]
 enum Shape {
     /// Steps (time, S, Greenwood's sum) by time, and beyond `last_s` an exponential tail.
-    Estimated { steps: Vec<(f64, f64, f64)>, last_s: f64, tail_per_s: f64 },
-    Weibull { shape: f64, scale_s: f64, immortal: f64 },
+    Estimated {
+        steps: Vec<(f64, f64, f64)>,
+        last_s: f64,
+        tail_per_s: f64,
+    },
+    Weibull {
+        shape: f64,
+        scale_s: f64,
+        immortal: f64,
+    },
     Never,
 }
 
@@ -37,7 +45,8 @@ impl Survival {
     /// # Errors
     /// `no_attempts` (exit 65) if there is none.
     pub fn of(lifetimes: &[Lifetime]) -> Result<Self> {
-        let mut sorted: Vec<&Lifetime> = lifetimes.iter().filter(|it| it.seconds.is_finite() && it.seconds > 0.0).collect();
+        let mut sorted: Vec<&Lifetime> =
+            lifetimes.iter().filter(|it| it.seconds.is_finite() && it.seconds > 0.0).collect();
         if sorted.is_empty() {
             return Err(Error::data("no_attempts", "there is no attempt to learn from")
                 .hint("look at more days, or another partition"));
@@ -180,9 +189,19 @@ mod tests {
     #[test]
     fn the_textbook_example_of_kaplan_and_meier() {
         // Deaths at 1, 3, 4, 10; lost at 2, 5, 6, 9 (of eight at the start).
-        let data = [(1.0, true), (2.0, false), (3.0, true), (4.0, true), (5.0, false), (6.0, false), (9.0, false), (10.0, true)];
+        let data = [
+            (1.0, true),
+            (2.0, false),
+            (3.0, true),
+            (4.0, true),
+            (5.0, false),
+            (6.0, false),
+            (9.0, false),
+            (10.0, true),
+        ];
         let survival = Survival::of(&data.map(|(at, died)| lived(at, died))).unwrap();
-        let expected = [(0.5, 1.0), (1.0, 7.0 / 8.0), (3.0, 7.0 / 8.0 * 5.0 / 6.0), (4.0, 7.0 / 8.0 * 5.0 / 6.0 * 4.0 / 5.0)];
+        let expected =
+            [(0.5, 1.0), (1.0, 7.0 / 8.0), (3.0, 7.0 / 8.0 * 5.0 / 6.0), (4.0, 7.0 / 8.0 * 5.0 / 6.0 * 4.0 / 5.0)];
         for (at, wanted) in expected {
             assert!((survival.at(at) - wanted).abs() < 1e-12, "{at}");
         }
@@ -226,7 +245,8 @@ mod tests {
     #[test]
     fn preemptions_of_one_minute_are_one_wave() {
         let at = |ended_s, preempted| Lifetime { seconds: 5.0, preempted, ended_s: Some(ended_s) };
-        let found = waves(&[at(60, true), at(119, true), at(120, true), at(60, false), lived(5.0, true), lived(5.0, true)]);
+        let found =
+            waves(&[at(60, true), at(119, true), at(120, true), at(60, false), lived(5.0, true), lived(5.0, true)]);
         assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, 1, 1]);
     }
 }

@@ -352,7 +352,8 @@ mod tests {
     fn the_time_to_go_counts_steps_validations_and_saves() {
         let mut run = view(&[(1, 0, 600)], 1200);
         assert_eq!(run.eta_ms(), Some(600.0 * 4096.0));
-        run.last_save = Some(SaveView { step: 500, bytes: 1, ms: 9000.0, blocked_ms: 9000.0, attempt: 1, time_ms: START_MS });
+        run.last_save =
+            Some(SaveView { step: 500, bytes: 1, ms: 9000.0, blocked_ms: 9000.0, attempt: 1, time_ms: START_MS });
         // Saves at 1000 and at the end.
         assert_eq!(run.eta_ms(), Some(600.0 * 4096.0 + 2.0 * 9000.0));
         let event = ValidationEvent {
@@ -394,7 +395,8 @@ mod tests {
         // A save may take as long as it takes.
         let mut saving = view(&[(1, 0, 20)], 100);
         saving.phase = phase(Phase::Saving, 0, 1);
-        saving.last_save = Some(SaveView { step: 10, bytes: 1, ms: 60_000.0, blocked_ms: 0.0, attempt: 1, time_ms: START_MS });
+        saving.last_save =
+            Some(SaveView { step: 10, bytes: 1, ms: 60_000.0, blocked_ms: 0.0, attempt: 1, time_ms: START_MS });
         assert_eq!(said(&saving, 119_000), (RunState::Running, "saving a checkpoint".to_owned()));
         assert_eq!(said(&saving, 121_000).0, RunState::Stalled);
     }
@@ -417,7 +419,8 @@ mod tests {
     fn an_outcome_is_believed_as_far_as_the_evidence_goes() {
         let end = |outcome, step, reason: &str, saved: bool| {
             let mut run = view(&[(1, 0, 20)], 100);
-            run.last_save = saved.then_some(SaveView { step, bytes: 1, ms: 1.0, blocked_ms: 1.0, attempt: 1, time_ms: START_MS });
+            run.last_save =
+                saved.then_some(SaveView { step, bytes: 1, ms: 1.0, blocked_ms: 1.0, attempt: 1, time_ms: START_MS });
             run.outcome = Some(OutcomeView { outcome, reason: reason.to_owned(), exit_code: 0, step });
             said(&run, 0)
         };

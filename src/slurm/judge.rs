@@ -20,7 +20,8 @@ pub fn judge(view: &RunView, now_ms: u64, job: Option<&JobView>) -> (RunState, S
         JobState::Suspended => (RunState::Stalled, format!("job {} is suspended by Slurm on {}", job.id, job.nodes)),
         JobState::Running | JobState::Completing => {
             let current = is_its_attempt && started.is_some_and(|started| started.restart >= job.restarts);
-            let over = !matches!(state, RunState::Starting | RunState::Running | RunState::Stalled | RunState::Stopping);
+            let over =
+                !matches!(state, RunState::Starting | RunState::Running | RunState::Stalled | RunState::Stopping);
             match over && !current {
                 // The attempt before it has ended, and its own has not begun.
                 true => (RunState::Starting, format!("job {} has started on {}", job.id, job.nodes)),
@@ -52,9 +53,10 @@ fn over(view: &RunView, state: RunState, reason: String, job: &JobView, is_its_a
     let own_word = view.outcome.is_some() || view.attempt().is_some_and(|attempt| attempt.ended.is_some());
     match (&job.state, own_word) {
         // The run's own word on what it did stands; an exit code that was lost on the way is named.
-        (JobState::Completed, true) if state == RunState::Failed => {
-            (state, format!("Slurm says COMPLETED, the run crashed at step {step}: the wrapper hides exit codes; {reason}"))
-        }
+        (JobState::Completed, true) if state == RunState::Failed => (
+            state,
+            format!("Slurm says COMPLETED, the run crashed at step {step}: the wrapper hides exit codes; {reason}"),
+        ),
         (_, true) => (state, reason),
         (JobState::Completed, false) => {
             let text = format!("Slurm says COMPLETED, the run crashed at step {step}: the wrapper hides exit codes");
@@ -71,7 +73,9 @@ fn over(view: &RunView, state: RunState, reason: String, job: &JobView, is_its_a
 fn lost(view: &RunView) -> String {
     match (view.last_save, view.steps_done()) {
         (Some(save), done) if save.step >= done => "; nothing lost".to_owned(),
-        (Some(save), done) => format!("; {} steps after the save at {} are lost", thousands(done - save.step), thousands(save.step)),
+        (Some(save), done) => {
+            format!("; {} steps after the save at {} are lost", thousands(done - save.step), thousands(save.step))
+        }
         (None, _) => "; no complete checkpoint is on disk".to_owned(),
     }
 }

@@ -21,7 +21,9 @@ pub fn lint_wrapper(text: &str) -> Vec<String> {
         found.push(format!("line {number}: eval takes the command apart and puts it together anew: quotes are lost"));
     }
     if has_pipe(line) && !pipefail {
-        found.push(format!("line {number}: a pipe without `set -o pipefail`: the exit code is that of its last command"));
+        found.push(format!(
+            "line {number}: a pipe without `set -o pipefail`: the exit code is that of its last command"
+        ));
     }
     if ["|| true", "|| :", "||true", "; true"].iter().any(|words| line.contains(words)) {
         found.push(format!("line {number}: the exit code of the program is thrown away"));
@@ -30,7 +32,8 @@ pub fn lint_wrapper(text: &str) -> Vec<String> {
         found.push(format!("line {number}: the program runs in the background: the job ends without it"));
     }
     let after = lines.get(at + 1..).unwrap_or_default();
-    let ends_with_code = after.last().is_some_and(|(_, last)| last.starts_with("exit $") || last.starts_with("exit \"$"));
+    let ends_with_code =
+        after.last().is_some_and(|(_, last)| last.starts_with("exit $") || last.starts_with("exit \"$"));
     if let (Some((next, _)), false) = (after.iter().find(|(_, line)| !closes_a_block(line)), ends_with_code) {
         found.push(format!("line {next}: a command after the program: its exit code takes the place of the program's"));
     }
@@ -79,7 +82,10 @@ fn has_pipe(line: &str) -> bool {
     let bytes = line.as_bytes();
     (0..bytes.len()).any(|at| {
         let near = |index: Option<usize>| index.and_then(|index| bytes.get(index)).copied().unwrap_or_default();
-        near(Some(at)) == b'|' && near(at.checked_sub(1)) != b'|' && near(Some(at + 1)) != b'|' && near(at.checked_sub(1)) != b'>'
+        near(Some(at)) == b'|'
+            && near(at.checked_sub(1)) != b'|'
+            && near(Some(at + 1)) != b'|'
+            && near(at.checked_sub(1)) != b'>'
     })
 }
 

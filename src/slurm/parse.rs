@@ -14,8 +14,7 @@ const QUEUE_FIELDS: usize = 15;
 pub(super) const QUEUE_FORMAT: &str = "JobID:|,State:|,Reason:|,RestartCnt:|,SubmitTime:|,StartTime:|,EndTime:|,\
     TimeLimit:|,TimeUsed:|,Partition:|,QOS:|,tres-alloc:|,NodeList:|,Name:|,Comment:|";
 /// `sacct -o`.
-pub(super) const ACCOUNT_FORMAT: &str =
-    "JobIDRaw,State,ExitCode,DerivedExitCode,Submit,Start,End,ElapsedRaw,NodeList";
+pub(super) const ACCOUNT_FORMAT: &str = "JobIDRaw,State,ExitCode,DerivedExitCode,Submit,Start,End,ElapsedRaw,NodeList";
 const ACCOUNT_FIELDS: usize = 9;
 
 /// What Slurm calls the state of a job. A word that is not known stays a word, and is never a success.
@@ -313,7 +312,10 @@ mod tests {
         let jobs = queue(&text).unwrap();
         assert_eq!((jobs[0].name.as_str(), jobs[0].comment.as_str()), ("x|y", "lbva:/a/b|c d"));
         assert_eq!((jobs[0].restarts, jobs[0].used_s, jobs[0].limit_s), (2, 2, Some(3600)));
-        assert_eq!((jobs[0].resource("gres/gpu"), jobs[0].resource("cpu"), jobs[0].resource("gpu")), (Some(8), Some(1), None));
+        assert_eq!(
+            (jobs[0].resource("gres/gpu"), jobs[0].resource("cpu"), jobs[0].resource("gpu")),
+            (Some(8), Some(1), None)
+        );
         assert_eq!((&jobs[1].state, jobs[1].reason.as_str(), jobs[1].start_s), (&JobState::Pending, "Resources", None));
         assert_eq!((jobs[1].limit_s, jobs[1].nodes.as_str()), (None, ""));
         assert_eq!(queue("\n"), Ok(vec![]));

@@ -199,7 +199,10 @@ mod tests {
             commands.print(line, "");
         }
         slurm.cancel(7).and(slurm.signal(7)).and(slurm.requeue(7)).and(slurm.release(7)).unwrap();
-        assert_eq!(commands.calls(), ["scancel 7", "scancel --signal=USR2 7", "scontrol requeue 7", "scontrol release 7"]);
+        assert_eq!(
+            commands.calls(),
+            ["scancel 7", "scancel --signal=USR2 7", "scontrol requeue 7", "scontrol release 7"]
+        );
     }
 
     #[test]

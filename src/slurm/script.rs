@@ -171,7 +171,8 @@ module load cuda
 exec srun --nodes=1 --ntasks=1 --cpus-per-task=32 --kill-on-bad-exit=1 /opt/lbva-tui --no-ui run '/e/a b' --arm m1
 ";
         assert_eq!(script(settings), wanted);
-        let wrapped = script(SlurmSettings { wrapper: Some(PathBuf::from("/s/template.sh")), ..SlurmSettings::default() });
+        let wrapped =
+            script(SlurmSettings { wrapper: Some(PathBuf::from("/s/template.sh")), ..SlurmSettings::default() });
         assert!(wrapped.ends_with("\nexec /s/template.sh /opt/lbva-tui --no-ui run '/e/a b' --arm m1\n"), "{wrapped}");
     }
 

@@ -143,7 +143,8 @@ impl JobWatch {
             return Some(over.clone());
         }
         let accounted = scheduler.account(job).ok().and_then(|rows| JobView::accounted(&rows));
-        let words = |queued: &QueuedJob| JobView { words: format!("is {}", queued.state), ..JobView::queued(queued, &[]) };
+        let words =
+            |queued: &QueuedJob| JobView { words: format!("is {}", queued.state), ..JobView::queued(queued, &[]) };
         let over = match (accounted, queued) {
             (Some(view), _) if view.is_over() => view,
             // Rows arrive late: until they agree, what the queue says holds, and they are asked again.
@@ -182,7 +183,8 @@ mod tests {
     #[test]
     fn one_look_serves_all_runs_and_accounting_only_those_that_left() {
         let folder = tempfile::tempdir().unwrap();
-        let runs = [submitted(folder.path(), "a", 7), submitted(folder.path(), "b", 8), RunDir::new(folder.path().join("c"))];
+        let runs =
+            [submitted(folder.path(), "a", 7), submitted(folder.path(), "b", 8), RunDir::new(folder.path().join("c"))];
         let commands = Arc::new(RecordedCommands::default());
         let slurm = Slurm::new(Arc::clone(&commands) as Arc<dyn super::super::Commands>);
         let line = format!("7|PENDING|Priority|2|5|N/A|N/A|4:00:00|0:00|extra|q|cpu=1||n|{}|\n", comment_of(&runs[0]));
@@ -191,7 +193,10 @@ mod tests {
         let mut watch = JobWatch::default();
         let look = watch.look(&slurm, &runs).clone();
         assert_eq!(look.jobs.keys().collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!((look.jobs["a"].restarts, look.jobs["a"].words.as_str()), (2, "jobs of higher priority go first (Priority)"));
+        assert_eq!(
+            (look.jobs["a"].restarts, look.jobs["a"].words.as_str()),
+            (2, "jobs of higher priority go first (Priority)")
+        );
         assert_eq!((&look.jobs["b"].state, look.jobs["b"].restarts), (&JobState::OutOfMemory, 1));
         // What is over is not asked for again, and an outage keeps what is known.
         commands.print("squeue", &line);

@@ -105,7 +105,9 @@ fn exit_words(code: &str) -> String {
     match code.split_once(':') {
         Some(("0", "0")) => "without an exit code".to_owned(),
         Some(("0", signal)) => format!("killed by signal {signal}"),
-        Some((code @ ("9" | "15" | "11" | "6"), _)) => format!("exit code {code}, which is how accounting writes signal {code} too"),
+        Some((code @ ("9" | "15" | "11" | "6"), _)) => {
+            format!("exit code {code}, which is how accounting writes signal {code} too")
+        }
         Some((code, _)) => format!("exit code {code}"),
         None => format!("exit code {code}"),
     }
@@ -152,7 +154,10 @@ mod tests {
                 "the GPUs of all users of its account are used up: 8 in use by your job 7, this one asks for 8 (AssocGrpGRES)",
             ),
             ("QOSMaxJobsPerUserLimit", "your jobs in its QOS are used up (QOSMaxJobsPerUserLimit)"),
-            ("QOSMaxWallDurationPerJobLimit", "it asks for more time than its QOS allows (QOSMaxWallDurationPerJobLimit)"),
+            (
+                "QOSMaxWallDurationPerJobLimit",
+                "it asks for more time than its QOS allows (QOSMaxWallDurationPerJobLimit)",
+            ),
             ("QOSMaxCpuPerJobLimit", "it asks for more CPUs than one job may have in its QOS (QOSMaxCpuPerJobLimit)"),
             ("Priority", "jobs of higher priority go first (Priority)"),
             ("BeginTime", "requeued; Slurm lets it start again in about two minutes (BeginTime)"),

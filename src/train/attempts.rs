@@ -27,7 +27,9 @@ impl Past {
     /// who has seen how the ones before ended.
     pub fn of(view: &RunView, job: Option<u64>, start_step: u64) -> Self {
         let of_this_job = view.attempts.iter().rev().take_while(|attempt| {
-            job.is_some() && attempt.started.job.as_ref().map(|job| job.id) == job && attempt.started.start_step == start_step
+            job.is_some()
+                && attempt.started.job.as_ref().map(|job| job.id) == job
+                && attempt.started.start_step == start_step
         });
         let crashed = |ended: &Option<(Outcome, String)>| matches!(ended, Some((Outcome::Failed, _)));
         let idle = of_this_job.clone().count();

@@ -55,7 +55,10 @@ impl Surroundings<'_> {
     pub fn check_progress(&self, start_step: u64) -> Result<Option<String>> {
         let Some(job) = self.job.filter(|job| job.managed) else { return Ok(None) };
         let idle = self.past.idle;
-        let what = format!("{idle} attempts of job {} in a row have left no checkpoint after step {start_step}", job.identity.id);
+        let what = format!(
+            "{idle} attempts of job {} in a row have left no checkpoint after step {start_step}",
+            job.identity.id
+        );
         if idle >= job.max_idle_attempts {
             return Err(Error::refused("no_progress", what)
                 .hint("look at how they ended; lower train.save_every or ask for more time, then submit again"));
@@ -91,9 +94,11 @@ impl Surroundings<'_> {
         };
         let left = end.saturating_duration_since(Instant::now());
         match percentile_95(self.past.save_ms.iter().copied()) {
-            Some(save_ms) if save_ms >= left.as_secs_f64() * 1e3 => {
-                Err(format!("a save takes {}, and {} are left", duration(save_ms as u64), duration(left.as_millis() as u64)))
-            }
+            Some(save_ms) if save_ms >= left.as_secs_f64() * 1e3 => Err(format!(
+                "a save takes {}, and {} are left",
+                duration(save_ms as u64),
+                duration(left.as_millis() as u64)
+            )),
             _ => Ok(()),
         }
     }

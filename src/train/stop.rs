@@ -32,8 +32,7 @@ impl StopFlag {
         let flag = Self::default();
         let failed = |error| Error::crash(format!("cannot install a signal handler: {error}"));
         signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()).map_err(failed)?;
-        let mut signals =
-            signal_hook::iterator::Signals::new(SIGNALS.map(|(signal, _)| signal)).map_err(failed)?;
+        let mut signals = signal_hook::iterator::Signals::new(SIGNALS.map(|(signal, _)| signal)).map_err(failed)?;
         let noted = flag.clone();
         let watch = move || signals.forever().for_each(|signal| noted.note(signal));
         std::thread::Builder::new().name("signals".to_owned()).spawn(watch).map_err(failed)?;

@@ -146,7 +146,10 @@ fn keep_script(script: &Path, kept: &Path) -> Result<()> {
 enum Ended {
     Finished,
     /// Early: why, as the outcome says it, and what is to follow.
-    Stopped { reason: String, then: Then },
+    Stopped {
+        reason: String,
+        then: Then,
+    },
 }
 
 /// Records events and passes them on.
@@ -248,7 +251,9 @@ fn train(
     let store = journal.writer.checkpoints();
     let present = store.complete()?.iter().map(Checkpoint::bytes).sum();
     let folder = journal.writer.run().checkpoints();
-    if let Some(warning) = check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)? {
+    if let Some(warning) =
+        check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)?
+    {
         journal.message(Level::Warning, warning)?;
     }
     let TrainConfig { keep_last, keep_every, .. } = *recipe.train();

@@ -196,10 +196,7 @@ impl App {
             (Deed::Stop, Some(job)) => (
                 format!("Stop {} (job {job} on {}{age}, attempt {})", target.arm, target.host, target.attempt),
                 vec![
-                    format!(
-                        "Writes a checkpoint at the next step{}, then cancels the job:",
-                        took.unwrap_or_default()
-                    ),
+                    format!("Writes a checkpoint at the next step{}, then cancels the job:", took.unwrap_or_default()),
                     format!("{}, and when it is written {}", slurm(Act::Signal), slurm(Act::Cancel)),
                     save,
                     "R resumes it later; nothing is lost.".to_owned(),

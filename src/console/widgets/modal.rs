@@ -62,7 +62,10 @@ fn plan(app: &App, arm: &str, lines: &[String], scroll: u16, area: Rect, buffer:
     let room = usize::from(area.width.saturating_sub(4));
     let waiting = ["asking Slurm, and playing the run some thousand times ...".to_owned()];
     let lines = if lines.is_empty() { &waiting } else { lines };
-    let lines: Vec<String> = lines.iter().flat_map(|line| if line.is_empty() { vec![String::new()] } else { wrap_table(line, room) }).collect();
+    let lines: Vec<String> = lines
+        .iter()
+        .flat_map(|line| if line.is_empty() { vec![String::new()] } else { wrap_table(line, room) })
+        .collect();
     let visible = usize::from(area.height.saturating_sub(2));
     let most = lines.len().saturating_sub(visible);
     let hint = if most > 0 { "↑↓ scroll · any other key closes" } else { "any key closes" };
