@@ -356,6 +356,7 @@ fn an_abort_in_the_console_leaves_the_job_cancelled_and_a_checkpoint() {
     shows(&format!("job {} RUNNING on gpu1", run.job));
     keyboard.write_all(b"S").unwrap();
     shows(&format!("scancel --signal=USR2 {}, and when it is written scancel {}", run.job, run.job));
+    println!("{}", screen.lock().unwrap().screen().contents());
     keyboard.write_all(b"\r").unwrap();
     let (outcome, reason) = run.ended(1);
     assert_eq!((outcome.as_str(), reason.as_str()), ("stopped", "stopped by console with a checkpoint"));

@@ -16,6 +16,6 @@ pub use controller::{Controller, Report, Request};
 pub use jobs::SlurmDriver;
 pub use local::{LocalDriver, WorkerCommand, WorkerExit};
 pub use machine::WorkerRef;
-pub use submission::SubmitCommand;
+pub use submission::{SubmitCommand, hash_file};
 pub use supervisor::{ArmOutcome, Progress, SuperviseOptions, SupervisorOutcome, supervise};
 pub use tail::Tail;

@@ -96,7 +96,7 @@ impl SubmitCommand {
             }
         };
         let name = script.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let program_sha256 = hash(&script.program)?;
+        let program_sha256 = hash_file(&script.program)?;
         record_job(&run, &JobRecord { job, time_ms: now_ms(), by: by.to_owned(), script: name, program_sha256 })?;
         Ok(job)
     }
@@ -140,7 +140,7 @@ fn read(run: &RunDir) -> Result<RunView> {
 }
 
 /// SHA-256 of a program's file.
-pub fn hash(program: &Path) -> Result<String> {
+pub fn hash_file(program: &Path) -> Result<String> {
     let bytes = std::fs::read(program).map_err(|error| io_error("cannot read the program", program, &error))?;
     Ok(sha256_hex(&bytes))
 }

@@ -46,7 +46,7 @@ pub struct Plan {
     pub best: u64,
     /// Intervals that keep at least 95 % as much.
     pub good: (u64, u64),
-    /// Best, or the present one where a change would gain less than 3 %.
+    /// The present one where a change would gain less than 3 %, else the shortest of which that can be said.
     pub recommended: u64,
     pub young: Option<f64>,
     pub daly: Option<f64>,
@@ -80,7 +80,9 @@ impl Plan {
         let survival = Survival::of(lifetimes)?;
         let (best, good) = best_interval(&survival, &costs, MOST_LOST_S);
         let kept = |interval| steps_an_attempt(&survival, &costs, interval);
-        let recommended = present.filter(|present| kept(*present) * WORTH >= kept(best)).unwrap_or(best);
+        let enough = |interval: &u64| kept(*interval) * WORTH >= kept(best);
+        // A shorter interval leaves something sooner, whatever the curve says of the rest.
+        let recommended = present.filter(enough).or_else(|| (good.0..best).find(enough)).unwrap_or(best);
         let mut intervals: Vec<u64> = INTERVALS.into_iter().chain([best, recommended]).chain(present).collect();
         intervals.retain(|interval| *interval <= steps);
         intervals.sort_unstable();
@@ -171,7 +173,7 @@ impl Plan {
             _ => String::new(),
         };
         lines.push(format!(
-            "save every {} steps: {} keeps most, {} to {} keep at least 95 % of it{reference}",
+            "save every {} steps: within 3 % of what {} keeps, which is most; {} to {} keep at least 95 % of it{reference}",
             self.recommended, self.best, self.good.0, self.good.1
         ));
         let interval = self.tries_interval.map(|(low, high)| format!(", expected tries {low:.1} to {high:.1} (95 %)"));
@@ -248,6 +250,15 @@ mod tests {
         assert_eq!(kept.recommended, plan.best + 10, "no change for so little ({near})");
         assert!(plan.rows.iter().any(|row| row.save_every == 100));
         assert!(plan.hours > plan.hours_without_preemption);
+    }
+
+    #[test]
+    fn a_flat_optimum_is_taken_from_its_short_side() {
+        let plan = Plan::make(&seen(), M1, None, 1).unwrap();
+        let survival = Survival::of(&seen()).unwrap();
+        let kept = |interval| steps_an_attempt(&survival, &M1, interval);
+        assert!(plan.recommended <= plan.best && kept(plan.recommended) * WORTH >= kept(plan.best));
+        assert!((plan.good.0..plan.recommended).all(|shorter| kept(shorter) * WORTH < kept(plan.best)));
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub struct WorkerSpec {
     pub detached: bool,
     /// The job that this process is part of, under Slurm.
     pub job: Option<InsideJob>,
+    /// Told in the log when the attempt begins.
+    pub warnings: Vec<String>,
     pub command_line: Vec<String>,
     pub code_version: String,
 }
@@ -96,6 +98,9 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
     let mut step = start_step;
     // A bug must not leave a run without an outcome: to whoever watches, that is a death without a word.
     let result = catch_unwind(AssertUnwindSafe(|| {
+        for warning in &spec.warnings {
+            journal.message(Level::Warning, warning.as_str())?;
+        }
         if let Some(warning) = journal.around.check_progress(start_step)? {
             journal.message(Level::Warning, warning)?;
         }

@@ -21,6 +21,7 @@ pub fn spec_of(folder: &Path, name: &str, recipe: Recipe) -> WorkerSpec {
         stop_after: None,
         detached: false,
         job: None,
+        warnings: vec![],
         command_line: vec!["test".into()],
         code_version: "test".into(),
     }
