@@ -194,6 +194,18 @@ fn an_arm_has_one_colour_on_every_panel() {
 }
 
 #[test]
+fn an_accepted_change_is_a_seam_of_its_own_and_a_word_beside_the_arm() {
+    let mut snapshot = demo();
+    let change = |field: &str| ChangeView { attempt: 2, step: 700, field: field.into(), values: "1 -> 2".into() };
+    Arc::make_mut(&mut snapshot.runs[0]).changes.extend([change("train.lr"), change("code")]);
+    let size = (200, 50);
+    let screen = text(&console(size, Theme::DARK, snapshot), size);
+    assert!(screen.contains("m1 changed: train.lr, code") && screen.contains('╎'), "{screen}");
+    assert!(screen.contains("changed at step 700: train.lr, code"), "{screen}");
+    assert!(!screen.contains("m1 stopped"), "{screen}");
+}
+
+#[test]
 fn old_data_are_dimmed_and_say_their_age() {
     let size = (120, 40);
     let mut app = console(size, Theme::DARK, demo());

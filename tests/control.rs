@@ -101,6 +101,8 @@ fn work(run: RunDir, mode: &str) -> Result<Exit> {
             command_line: vec![],
             code_version: "test".to_owned(),
             arm_yaml: "a: 1\n".to_owned(),
+            known_identity: serde_json::Map::new(),
+            accepted: vec![],
         },
     )?;
     if mode == "fail" {
@@ -154,6 +156,8 @@ fn step_event(step: u64) -> StepEvent {
         memory: Memory { kind: MemoryKind::Rss, bytes: 1, peak_bytes: 1, total_bytes: 1 },
         branch_norm: None,
         packing: None,
+        times: None,
+        work: None,
     }
 }
 

@@ -349,6 +349,7 @@ fn step_gradients(kind: PackingKind, loss_mean: LossMean) -> (Gradients, f64, us
         save_every: 1,
         keep_last: 1,
         keep_every: 0,
+        resume_warmup: 50,
         recompute: false,
     };
     let frame = FrameTokens { grid: [2, 2], actions: 2 };

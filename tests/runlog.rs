@@ -32,6 +32,8 @@ fn new_attempt(start_step: u64) -> NewAttempt {
         command_line: vec!["lbva-tui".to_owned(), "run".to_owned()],
         code_version: "0.1.0".to_owned(),
         arm_yaml: "train:\n  steps: 100\n  seed: 7\n".to_owned(),
+        known_identity: serde_json::Map::new(),
+        accepted: vec![],
     }
 }
 
@@ -56,6 +58,8 @@ fn step(step: u64) -> StepEvent {
         },
         branch_norm: None,
         packing: None,
+        times: None,
+        work: None,
     }
 }
 
@@ -268,6 +272,7 @@ fn steps_repeated_after_a_resume_supersede_the_lost_ones() {
             ceiling_psnr: 27.0,
             wrist_latent_mse: None,
             ms: 100.0,
+            work: None,
         })
     };
     for (step, lpips) in [(0, 0.7), (10, 0.6), (15, 0.5)] {
@@ -335,13 +340,13 @@ fn a_second_worker_on_one_run_is_refused_with_the_holder_named() {
 fn a_resume_with_another_identity_or_configuration_names_every_difference() {
     let folder = TempDir::new().unwrap();
     let run = run_in(&folder);
-    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    let mut writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
     writer.bind_identity(&json!({"config": "aa", "clips": {"train": "bb", "validation": "cc"}})).unwrap();
     writer.checkpoints().publish(10, json!({}), |dir| write_file(&dir.join("weights"), b"w")).unwrap();
     drop(writer);
     let recorded = (fs::read(run.identity()).unwrap(), fs::read(run.arm_yaml()).unwrap());
 
-    let writer = RunWriter::begin(run.clone(), new_attempt(10)).unwrap();
+    let mut writer = RunWriter::begin(run.clone(), new_attempt(10)).unwrap();
     let other = json!({"config": "aa", "clips": {"train": "XX"}, "world": 8});
     let error = writer.bind_identity(&other).unwrap_err();
     drop(writer);
@@ -394,17 +399,83 @@ fn a_stop_request_that_names_another_attempt_is_not_for_this_one() {
 fn a_configuration_that_nothing_came_of_may_be_corrected_and_is_kept() {
     let folder = TempDir::new().unwrap();
     let run = run_in(&folder);
-    let writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    let mut writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
     writer.bind_identity(&json!({"data": "aa"})).unwrap();
     drop(writer);
     let first = fs::read(run.arm_yaml()).unwrap();
     let mut corrected = new_attempt(0);
     corrected.arm_yaml = corrected.arm_yaml.replace("seed: 7", "seed: 8");
-    let writer = RunWriter::begin(run.clone(), corrected.clone()).unwrap();
+    let mut writer = RunWriter::begin(run.clone(), corrected.clone()).unwrap();
     writer.bind_identity(&json!({"data": "bb"})).unwrap();
     assert_eq!(fs::read(run.arm_yaml()).unwrap(), corrected.arm_yaml.as_bytes());
-    assert_eq!(fs::read(run.attempt(1).root().join("arm.yaml")).unwrap(), first, "the evidence stays");
-    assert!(run.attempt(1).root().join("identity.json").exists());
+    assert_eq!(fs::read(run.attempt(2).root().join("replaced-arm.yaml")).unwrap(), first, "the evidence stays");
+    assert!(run.attempt(2).root().join("replaced-identity.json").exists());
+}
+
+#[test]
+fn an_accepted_change_is_a_seam_and_the_earlier_record_stays() {
+    let folder = TempDir::new().unwrap();
+    let run = run_in(&folder);
+    let known = |code: &str| serde_json::Map::from_iter([("code".to_owned(), json!(code))]);
+    let attempt = |seed: u64, code: &str, accepted: &[&str]| NewAttempt {
+        arm_yaml: new_attempt(0).arm_yaml.replace("seed: 7", &format!("seed: {seed}")),
+        known_identity: known(code),
+        accepted: accepted.iter().map(|&field| field.to_owned()).collect(),
+        ..new_attempt(10)
+    };
+    let mut writer = RunWriter::begin(run.clone(), attempt(7, "c1", &[])).unwrap();
+    writer.bind_identity(&json!({"code": "c1", "data": "aa", "clips": ["x", "y"]})).unwrap();
+    writer.checkpoints().publish(10, json!({}), |dir| write_file(&dir.join("weights"), b"w")).unwrap();
+    drop(writer);
+    let first = (fs::read(run.arm_yaml()).unwrap(), fs::read(run.identity()).unwrap());
+
+    // Refused at once, before anything is opened, with all that is known by then, and the way to accept it.
+    for accepted in [&[][..], &["train"], &["train.seeds", "data"]] {
+        let error = RunWriter::begin(run.clone(), attempt(8, "c2", accepted)).unwrap_err();
+        refused(&error, "arm_differs", Exit::Refused);
+        assert!(error.what.ends_with("train.seed: recorded 7, now 8; code: recorded \"c1\", now \"c2\""), "{error}");
+        assert!(error.hint.ends_with("--accept-change train.seed --accept-change code"), "{error}");
+    }
+    let error = RunWriter::begin(run.clone(), attempt(8, "c2", &["train.seed"])).unwrap_err();
+    assert!(!error.to_string().contains("train.seed") && error.hint.ends_with(": --accept-change code"), "{error}");
+    refused(&RunWriter::begin(run.clone(), attempt(7, "c2", &[])).unwrap_err(), "identity_differs", Exit::Refused);
+    assert_eq!(run.attempt_numbers().unwrap(), [1], "refused ones leave no trace");
+
+    let mut writer = RunWriter::begin(run.clone(), attempt(8, "c2", &["train.seed", "code", "data"])).unwrap();
+    let now = json!({"code": "c2", "data": "bb", "clips": ["x", "z"]});
+    let error = writer.bind_identity(&now).unwrap_err();
+    refused(&error, "identity_differs", Exit::Refused);
+    assert!(error.what.ends_with(": clips[1]: recorded \"y\", now \"z\""), "{error}");
+    assert!(error.hint.ends_with("--accept-change 'clips[1]'"), "{error}");
+    drop(writer);
+    // The configuration was accepted by then, and is the record; the identity is as it was.
+    assert_eq!(fs::read(run.attempt(2).replaced(&run.arm_yaml())).unwrap(), first.0);
+    assert_eq!(fs::read(run.identity()).unwrap(), first.1);
+
+    let mut writer = RunWriter::begin(run.clone(), attempt(8, "c2", &["code", "data", "clips[1]"])).unwrap();
+    writer.bind_identity(&now).unwrap();
+    drop(writer);
+    assert_eq!(fs::read(run.attempt(3).replaced(&run.identity())).unwrap(), first.1);
+    assert!(!run.attempt(3).replaced(&run.arm_yaml()).exists());
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&fs::read(run.identity()).unwrap()).unwrap(), now);
+    // It fits now, with and without the words that accepted it.
+    for accepted in [&[][..], &["data"]] {
+        let mut writer = RunWriter::begin(run.clone(), attempt(8, "c2", accepted)).unwrap();
+        writer.bind_identity(&now).unwrap();
+    }
+
+    let mut reader = RunReader::open(run.root());
+    poll(&mut reader);
+    let changes: Vec<_> =
+        reader.view().changes.iter().map(|c| (c.attempt, c.step, c.field.as_str(), c.values.as_str())).collect();
+    let expected = [
+        (2, 10, "train.seed", "7 -> 8"),
+        (3, 10, "clips[1]", "y -> z"),
+        (3, 10, "code", "c1 -> c2"),
+        (3, 10, "data", "aa -> bb"),
+    ];
+    assert_eq!(changes, expected);
+    assert!(reader.view().log.iter().any(|line| line.text == "accepted change at step 10: train.seed 7 -> 8"));
 }
 
 #[test]
@@ -634,6 +705,8 @@ fn eight_runs_of_200_000_steps_load_within_a_second() {
                 padding_waste: 0.02 + noise / 1000.0,
                 branch_norm: Some(noise / 9.0),
                 packing: None,
+                times: None,
+                work: None,
                 ..step(at)
             };
             text += &serde_json::to_string(&EventLine { v: 1, time_ms: at * 4100, event: Event::Step(event) }).unwrap();

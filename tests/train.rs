@@ -4,10 +4,10 @@ mod worker_fixture;
 
 use lbva_tui::Exit;
 use lbva_tui::codec::{FitSettings, LinearCodec};
-use lbva_tui::config::{CodecConfig, Recipe, XwamRecipe};
+use lbva_tui::config::{CodecConfig, Decay, Recipe, XwamRecipe};
 use lbva_tui::data::Dataset;
 use lbva_tui::runlog::{
-    Check, Checkpoint, CheckpointStore, Event, Level, Outcome, Phase, RunDir, RunReader, RunState, now_ms,
+    Check, Checkpoint, CheckpointStore, Event, Level, Outcome, Phase, RunDir, RunReader, RunState, Work, now_ms,
 };
 use lbva_tui::train::stop::StopFlag;
 use lbva_tui::train::worker::{self, WorkerSpec};
@@ -126,6 +126,84 @@ fn a_changed_configuration_is_refused_and_named() {
     assert_eq!((error.exit, error.code), (Exit::Refused, "arm_differs"));
     assert!(error.to_string().contains("train.lr"), "{error}");
     assert!(before == last_checkpoint(&folder.path().join("run")), "nothing saved is lost");
+}
+
+#[test]
+fn an_accepted_change_goes_on_from_the_checkpoint_with_the_new_value() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = recipe(false);
+    first.train.warmup_steps = 0;
+    train(WorkerSpec { stop_after: Some(1), ..spec(folder.path(), "run", &first) }).0.unwrap();
+    let mut changed = first.clone();
+    (changed.train.lr, changed.train.seed) = (2.0 * first.train.lr, first.train.seed + 1);
+    let again = |accepted: &[&str], code: &str| WorkerSpec {
+        accepted: accepted.iter().map(|&field| field.to_owned()).collect(),
+        code_version: code.into(),
+        ..spec(folder.path(), "run", &changed)
+    };
+    let error = train(again(&["train.lr"], "other")).0.unwrap_err();
+    assert_eq!((error.exit, error.code), (Exit::Refused, "arm_differs"));
+    assert!(
+        error.what.contains("train.seed: recorded") && error.what.contains("code: recorded \"test\", now \"other\""),
+        "{error}"
+    );
+    // Another seed draws other initial weights, whose hash the identity has.
+    let accepted = ["train.lr", "train.seed", "code", "initial_shared_weights"];
+    let (result, events) = train(again(&accepted, "other"));
+    assert_eq!(result.unwrap(), Exit::Done);
+    let rates: Vec<(u64, f64)> = events
+        .iter()
+        .filter_map(|event| if let Event::Step(step) = event { Some((step.step, step.lr)) } else { None })
+        .collect();
+    assert_eq!(rates.first(), Some(&(2, changed.train.lr)));
+}
+
+/// A checkpoint of weights alone, as another program leaves it: the schedule goes on, the rate warms up again, and a
+/// second resume in the middle of that changes nothing.
+#[test]
+fn weights_without_moments_warm_up_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recipe = recipe(false);
+    (recipe.train.warmup_steps, recipe.train.resume_warmup, recipe.train.decay) = (1, 4, Decay::Constant);
+    recipe.train.steps = 6;
+    let strip = |run: &str| {
+        let store = CheckpointStore::new(&RunDir::new(folder.path().join(run)));
+        let checkpoint = store.latest_complete(Check::Hashes).unwrap().checkpoint.unwrap();
+        let names = checkpoint.manifest.files.iter().map(|file| &file.name);
+        let copy = |at: &Path| {
+            for name in names.filter(|name| *name != "optimizer.safetensors") {
+                std::fs::create_dir_all(at.join(name).parent().unwrap()).unwrap();
+                std::fs::copy(checkpoint.path.join(name), at.join(name)).unwrap();
+            }
+            Ok(())
+        };
+        store.publish(checkpoint.step, serde_json::json!({}), copy).unwrap();
+    };
+    let rates = |events: &[Event]| -> Vec<f64> {
+        events
+            .iter()
+            .filter_map(|event| if let Event::Step(step) = event { Some(step.lr / 1e-3) } else { None })
+            .collect()
+    };
+    recipe.train.lr = 1e-3;
+    for run in ["once", "twice"] {
+        train(WorkerSpec { stop_after: Some(2), ..spec(folder.path(), run, &recipe) }).0.unwrap();
+        strip(run);
+    }
+    let (result, events) = train(spec(folder.path(), "once", &recipe));
+    result.unwrap();
+    assert_eq!(rates(&events), [0.25, 0.5, 0.75, 1.0]);
+    assert!(
+        events.iter().any(
+            |event| matches!(event, Event::Message { level: Level::Warning, text } if text.contains("no moments"))
+        )
+    );
+    let work = events.iter().rev().find_map(|event| if let Event::Step(step) = event { step.work } else { None });
+    let samples = recipe.train.batch_size as u64 * recipe.train.accumulate as u64;
+    assert_eq!(work, Some(Work { full_lr_steps: 3, full_lr_samples: 3 * samples, warmup_steps: 3 }));
+    train(WorkerSpec { stop_after: Some(4), ..spec(folder.path(), "twice", &recipe) }).0.unwrap();
+    train(spec(folder.path(), "twice", &recipe)).0.unwrap();
+    assert!(last_checkpoint(&folder.path().join("once")) == last_checkpoint(&folder.path().join("twice")));
 }
 
 #[test]

@@ -699,7 +699,7 @@ precision: {params: f32, residual: f32, reduce: f32, master: f32}
 packing: {kind: unpacked, ranks: 1, pad_multiple: 1, pool_factor: 1, token_budget: 4096, alignment: 128}
 train:
   {seed: 1, steps: 2, batch_size: 1, accumulate: 1, lr: 1.0e-4, warmup_steps: 0, decay: constant, weight_decay: 0.1,
-   betas: [0.9, 0.95], adam_eps: 1.0e-8, clip_norm: 2.0, save_every: 1, keep_last: 2, keep_every: 0,
+   betas: [0.9, 0.95], adam_eps: 1.0e-8, clip_norm: 2.0, save_every: 1, keep_last: 2, keep_every: 0, resume_warmup: 50,
    recompute: false}
 validation: {every: 1, clips: 1, chunk: 2, window: 4, sample_steps: 1, strips: 0}
 ";

@@ -150,15 +150,17 @@ Examples:
   lbva-tui run experiments/demo --set train.lr=1e-4 --set data.validation_episodes=[3,7]
 
 A run goes on where it stopped, and is refused (exit 78) under another configuration; --fresh moves
-it aside and begins anew. Overrides apply to every arm, on top of the recipe and the arm's own. A
-value is YAML; a relative path in it resolves against the current folder.";
+it aside and begins anew, --accept-change FIELD goes on with the difference. Overrides apply to every
+arm, on top of the recipe and the arm's own. A value is YAML; a relative path in it resolves against
+the current folder.";
 
 const RESUME_EXAMPLES: &str = "\
 Examples:
   lbva-tui resume experiments/demo --arm m2_geometry
 
-Refused (exit 78) if configuration, data, codec or initial weights differ from those that the run
-was started with. Another version of the program is recorded with the attempt, and not refused.";
+Refused (exit 78) if configuration, data, codec, initial weights or the program's commit differ from
+those that the run was started with, each named with both values; --accept-change FIELD goes on all
+the same.";
 
 const SUBMIT_EXAMPLES: &str = "\
 Examples:
@@ -293,6 +295,15 @@ impl Overrides {
     }
 }
 
+/// What an attempt may do differently from its run's record.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Acceptance {
+    /// Go on although this field differs from the run's record, as the refusal names it; may be repeated. The change is
+    /// logged, shown as a seam, and the earlier record is kept
+    #[arg(long, value_name = "FIELD")]
+    pub accept_change: Vec<String>,
+}
+
 #[derive(Debug, Args)]
 pub struct DemoArguments {
     /// Only this arm; may be repeated [default: all]
@@ -322,6 +333,8 @@ pub struct RunArguments {
     #[arg(long, value_name = "N")]
     pub stop_after: Option<u64>,
     #[command(flatten)]
+    pub acceptance: Acceptance,
+    #[command(flatten)]
     pub overrides: Overrides,
 }
 
@@ -332,6 +345,8 @@ pub struct ResumeArguments {
     /// The arm to continue; may be repeated
     #[arg(long, value_name = "ARM", required = true)]
     pub arm: Vec<String>,
+    #[command(flatten)]
+    pub acceptance: Acceptance,
 }
 
 #[derive(Debug, Args)]
@@ -344,6 +359,8 @@ pub struct SubmitArguments {
     /// Show the batch scripts and submit nothing
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    pub acceptance: Acceptance,
     #[command(flatten)]
     pub overrides: Overrides,
 }

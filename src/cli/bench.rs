@@ -40,7 +40,8 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
         "{}: {} x {} frames, chunk {}, window {}, {tokens} tokens, {} blocks",
         figures.device, figures.batch, figures.frames, figures.chunk, figures.window, figures.layers
     ))?;
-    output::line(format!("forward + backward {median_s:.3} s (median; {min_s:.3} to {max_s:.3}), {mfu:.1} % MFU"))?;
+    let mfu = mfu.map_or_else(String::new, |mfu| format!(", {mfu:.1} % MFU"));
+    output::line(format!("forward + backward {median_s:.3} s (median; {min_s:.3} to {max_s:.3}){mfu}"))?;
     output::line(format!(
         "  front {:.0} ms, trunk forward {:.0}, heads {:.0}, trunk backward {:.0}, front backward {:.0}",
         parts.front, parts.trunk_forward, parts.back, parts.trunk_backward, parts.front_backward

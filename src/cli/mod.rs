@@ -41,6 +41,11 @@ use std::process::ExitCode;
 /// Code commit this binary was built from: 12 hex digits, `-dirty` if the tree differed, or `unknown`.
 pub const COMMIT: &str = env!("LBVA_COMMIT");
 
+/// Version and commit of the program, as runs record it.
+pub(crate) fn code_version() -> String {
+    format!("{} {COMMIT}", env!("CARGO_PKG_VERSION"))
+}
+
 /// The whole program: parses, runs one command, maps its end to an exit code.
 pub fn main() -> ExitCode {
     let code = match catch_unwind(AssertUnwindSafe(start)) {

@@ -20,12 +20,14 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// Trains the shipped demo.
 pub fn demo(arguments: &DemoArguments, global: &Global) -> Result<Exit> {
-    train(&demo_folder()?, &arguments.arm, &arguments.overrides, arguments.stop_after, arguments.fresh, global)
+    let DemoArguments { arm, fresh, stop_after, overrides } = arguments;
+    train(&demo_folder()?, arm, overrides, *stop_after, *fresh, &[], global)
 }
 
 /// Trains the arms of an experiment.
 pub fn run(arguments: &RunArguments, global: &Global) -> Result<Exit> {
-    train(&arguments.experiment, &arguments.arm, &arguments.overrides, arguments.stop_after, arguments.fresh, global)
+    let RunArguments { experiment, arm, fresh, stop_after, acceptance, overrides } = arguments;
+    train(experiment, arm, overrides, *stop_after, *fresh, &acceptance.accept_change, global)
 }
 
 /// Continues arms from their last complete checkpoint, with the overrides that they were started with: without them
@@ -41,7 +43,8 @@ pub fn resume(arguments: &ResumeArguments, global: &Global) -> Result<Exit> {
             .in_place(arguments.arm.join(", "))
             .hint(format!("start it: lbva-tui run {}", arguments.experiment.display()))
     })?;
-    train(&arguments.experiment, &arguments.arm, &overrides, None, false, global)
+    let accepted = &arguments.acceptance.accept_change;
+    train(&arguments.experiment, &arguments.arm, &overrides, None, false, accepted, global)
 }
 
 fn train(
@@ -50,11 +53,12 @@ fn train(
     overrides: &Overrides,
     stop_after: Option<u64>,
     fresh: bool,
+    accepted: &[String],
     global: &Global,
 ) -> Result<Exit> {
     allow_writing(global, "starting a run")?;
     let experiment = Experiment::load_with(path, &overrides.texts())?;
-    let session = Session::new(experiment, arms, overrides.arguments(), stop_after)?;
+    let session = Session::new(experiment, arms, overrides.arguments(), stop_after)?.accepting(accepted.to_vec());
     if fresh {
         session.set_runs_aside()?;
     }
@@ -103,7 +107,8 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
         job,
         // Lossy: `args` panics on an argument that is not UTF-8, and a path may be.
         command_line: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
-        code_version: format!("{} {}", env!("CARGO_PKG_VERSION"), super::COMMIT),
+        code_version: super::code_version(),
+        accepted: session.accepted.clone(),
     };
     let stop = StopFlag::on_signals()?;
     // A detached worker's output is its log already.

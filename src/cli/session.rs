@@ -3,11 +3,12 @@
 use super::arguments::{ColorWhen, Global};
 use super::lines::Printer;
 use super::verdict::{self, VerdictSummary};
-use super::{has_screen, output, plan, run};
+use super::{code_version, has_screen, output, plan, run};
 use crate::config::{Arm, Experiment};
 use crate::console::{self, ConsoleOptions};
 use crate::control::{SubmitCommand, SuperviseOptions, WorkerCommand, supervise};
-use crate::runlog::{ExperimentRuns, Outcome, RunLock, check_arm_yaml};
+use crate::runlog::{ExperimentRuns, Outcome, RunLock, check_binding};
+use crate::train::worker::known_identity;
 use crate::{Error, Exit, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub struct Session {
     pub worker_arguments: Vec<String>,
     /// Stop with a checkpoint after this step: the attempts that this session begins with, not those resumed later.
     pub stop_after: Option<u64>,
+    /// Fields in which the runs may differ from their record.
+    pub accepted: Vec<String>,
 }
 
 impl Session {
@@ -37,7 +40,15 @@ impl Session {
         }
         let chosen = |arm: &&Arm| arms.is_empty() || arms.contains(&arm.name);
         let arms = experiment.arms.iter().filter(chosen).map(|arm| arm.name.clone()).collect();
-        Ok(Self { experiment, arms, worker_arguments, stop_after })
+        Ok(Self { experiment, arms, worker_arguments, stop_after, accepted: Vec::new() })
+    }
+
+    /// Lets the runs differ from their record in these fields. Workers hear of it too.
+    pub fn accepting(mut self, accepted: Vec<String>) -> Self {
+        let arguments = accepted.iter().flat_map(|field| ["--accept-change".to_owned(), field.clone()]);
+        self.worker_arguments.extend(arguments);
+        self.accepted = accepted;
+        self
     }
 
     /// Moves the present runs of these arms aside, so that they begin anew. Refuses while one of them is at work.
@@ -64,7 +75,9 @@ impl Session {
         // result of a configuration that they never had.
         let runs = ExperimentRuns::new(&self.experiment.directory);
         for name in &self.arms {
-            check_arm_yaml(&runs.run(name), &self.experiment.arm(name)?.recipe.to_yaml())?;
+            let run = runs.run(name);
+            let known = known_identity(&self.experiment.name, name, &code_version());
+            check_binding(&run, &self.experiment.arm(name)?.recipe.to_yaml(), &known, &self.accepted)?;
         }
         if has_screen(global) {
             return self.watch(global, true, Vec::new());
@@ -77,7 +90,7 @@ impl Session {
 
     /// Opens the console, starting what is not at work if `start`. `others` are experiments that could have been meant.
     pub fn watch(self, global: &Global, start: bool, others: Vec<String>) -> Result<Exit> {
-        let Self { experiment, arms, worker_arguments, stop_after } = self;
+        let Self { experiment, arms, worker_arguments, stop_after, .. } = self;
         let worker = WorkerCommand {
             executable: this_program()?,
             experiment: experiment.directory.clone(),

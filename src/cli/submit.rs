@@ -3,11 +3,12 @@
 use super::arguments::{Global, SubmitArguments};
 use super::recorded::recorded_overrides;
 use super::session::this_program;
-use super::{allow_writing, output};
+use super::{allow_writing, code_version, output};
 use crate::config::Experiment;
 use crate::control::{SubmitCommand, WorkerCommand};
-use crate::runlog::{ExperimentRuns, check_arm_yaml};
+use crate::runlog::{ExperimentRuns, check_binding};
 use crate::slurm::Slurm;
+use crate::train::worker::known_identity;
 use crate::{Error, Exit, Result};
 use serde_json::json;
 
@@ -29,7 +30,10 @@ pub fn submit(arguments: &SubmitArguments, global: &Global) -> Result<Exit> {
         None => recorded_overrides(&plain.directory, &chosen)?.unwrap_or_default(),
     };
     let experiment = Experiment::load_with(&arguments.experiment, &overrides.texts())?;
-    let command = command_of(&experiment, overrides.arguments(), &chosen)?;
+    let accepted = &arguments.acceptance.accept_change;
+    let accepting = accepted.iter().flat_map(|field| ["--accept-change".to_owned(), field.clone()]);
+    let worker_arguments = overrides.arguments().into_iter().chain(accepting).collect();
+    let command = command_of(&experiment, worker_arguments, &chosen)?;
     for warning in command.warnings()? {
         output::note(format!("warning: {warning}"));
     }
@@ -37,9 +41,10 @@ pub fn submit(arguments: &SubmitArguments, global: &Global) -> Result<Exit> {
     let mut first_failure = None;
     let mut documents = Vec::new();
     for arm in &chosen {
-        let done = check_arm_yaml(&runs.run(arm), &experiment.arm(arm)?.recipe.to_yaml()).and_then(|_| match arguments
-            .dry_run
-        {
+        let text = experiment.arm(arm)?.recipe.to_yaml();
+        let known = known_identity(&experiment.name, arm, &code_version());
+        let bound = check_binding(&runs.run(arm), &text, &known, accepted);
+        let done = bound.and_then(|_| match arguments.dry_run {
             true => command.script(arm).map(|script| (script.to_string(), None)),
             false => command.submit(arm, &Slurm::default(), "lbva-tui submit").map(|job| (String::new(), Some(job))),
         });

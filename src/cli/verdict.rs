@@ -5,7 +5,7 @@ use super::output;
 use crate::config::Experiment;
 use crate::console::{Decision as Shown, VerdictSource, VerdictView};
 use crate::eval::verdict::{Decision, Plan, SCOPE, Verdict, judge, load_points};
-use crate::runlog::{ExperimentRuns, RunReader, RunView, now_ms};
+use crate::runlog::{ExperimentRuns, RunReader, RunState, RunView, now_ms};
 use crate::{Exit, Result};
 use std::sync::Arc;
 

@@ -15,7 +15,8 @@ use std::path::{Component, Path, PathBuf};
 const PATH_FIELDS: [[&str; 2]; 4] = [["data", "dataset"], ["codec", "path"], ["text", "path"], ["weights", "path"]];
 
 /// Environment variables that the first packed training honoured, and the fields that they set.
-const ENVIRONMENT: [(&str, [&str; 2]); 1] = [("LINGBOT_PAD_MULTIPLE", ["packing", "pad_multiple"])];
+const ENVIRONMENT: [(&str, [&str; 2]); 2] =
+    [("LINGBOT_PAD_MULTIPLE", ["packing", "pad_multiple"]), ("LINGBOT_RESUME_WARMUP", ["train", "resume_warmup"])];
 
 /// Where an override was written.
 #[derive(Clone, Debug)]

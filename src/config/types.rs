@@ -356,6 +356,9 @@ pub struct TrainConfig {
     pub accumulate: usize,
     pub lr: f64,
     pub warmup_steps: u64,
+    /// Updates over which the rate rises again after a resume from weights without their moments; 0 for none.
+    /// `LINGBOT_RESUME_WARMUP` wins over the file.
+    pub resume_warmup: u64,
     /// What the rate does after warm-up.
     pub decay: Decay,
     pub weight_decay: f64,

@@ -239,6 +239,20 @@ pub fn seam_cause(attempt: &AttemptView) -> &'static str {
     }
 }
 
+/// Fields whose accepted change this attempt brought in, for the seam before it; empty if it brought none.
+pub fn changed_fields(run: &RunView, attempt: u32) -> String {
+    let fields = run.changes.iter().filter(|change| change.attempt == attempt).map(|change| change.field.as_str());
+    fields.collect::<Vec<_>>().join(", ")
+}
+
+/// What the run is bound to since its latest accepted change; empty if there was none.
+pub fn changes(run: &RunView) -> String {
+    let newest = run.changes.last();
+    let words = newest
+        .map(|newest| format!("changed at step {}: {}", thousands(newest.step), changed_fields(run, newest.attempt)));
+    words.unwrap_or_default()
+}
+
 /// The values of the latest step in one line of `columns`, for small screens.
 pub fn value_line(run: &RunView, columns: usize) -> String {
     let Some(step) = &run.last_step else { return String::new() };

@@ -209,12 +209,8 @@ impl Attention {
         let mut shared = self.inputs(ops, inputs, tables, heads)?;
         shared.extend(self.input(ops, &out_gradient, tables.queries, heads)?);
         shared.extend([Argument::from(statistics), Argument::from(delta)]);
-        let arguments = [
-            shared.clone(),
-            matrix(&gradients.q).to_vec(),
-            self.plan_arguments(tables, &tables.by_query)?,
-        ]
-        .concat();
+        let arguments =
+            [shared.clone(), matrix(&gradients.q).to_vec(), self.plan_arguments(tables, &tables.by_query)?].concat();
         let grid = self.grid(&tables.by_query, heads, 1);
         ops.launcher.launch(&self.name("_backward_query"), grid, &arguments)?;
         let arguments = [

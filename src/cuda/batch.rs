@@ -43,6 +43,8 @@ pub(crate) struct AttentionLists {
     pub forward: TileLists,
     pub by_query: TileLists,
     pub by_key: TileLists,
+    /// (query, key) pairs that see each other.
+    pub pairs: u64,
 }
 
 impl AttentionLists {
@@ -61,6 +63,7 @@ impl AttentionLists {
             forward: forward_lists,
             by_query: by_query_lists,
             by_key: plan.tiles_by_key(by_key[0], by_key[1]),
+            pairs: plan.visible_pairs(),
         }
     }
 }
@@ -205,7 +208,9 @@ mod tests {
         assert!(sorted.into_iter().eq(0..100));
         for (row, ends) in row_start.windows(2).enumerate() {
             for segment in ends[0]..ends[1] {
-                assert!(tokens[segment_start[segment]..segment_start[segment + 1]].iter().all(|&token| rows[token] == row));
+                assert!(
+                    tokens[segment_start[segment]..segment_start[segment + 1]].iter().all(|&token| rows[token] == row)
+                );
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::config::{ParameterFormat, TrainConfig};
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
-use crate::train::gradients::Timing;
+use crate::train::gradients::DeviceTimes;
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::op::BackpropOp;
@@ -81,31 +81,11 @@ impl From<&TrainConfig> for UpdateRule {
     }
 }
 
-/// Parts of a micro-step, by the device's own clock.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Parts {
-    pub front: Duration,
-    pub trunk_forward: Duration,
-    pub back: Duration,
-    pub trunk_backward: Duration,
-    pub front_backward: Duration,
-}
-
-impl Parts {
-    /// Up to the loss, and from it.
-    pub fn timing(&self) -> Timing {
-        Timing {
-            forward: self.front + self.trunk_forward + self.back,
-            backward: self.trunk_backward + self.front_backward,
-        }
-    }
-}
-
 /// What a micro-step gave; its gradients are in the engine.
 #[derive(Debug)]
 pub(crate) struct MicroStep {
     pub losses: Losses,
-    pub parts: Parts,
+    pub times: DeviceTimes,
 }
 
 /// Blocks of the sum of squares.
@@ -246,7 +226,8 @@ impl Engine {
         if host.len() != span.len {
             return Err(Error::crash(format!("{} values for {name} of {}", host.len(), span.len)));
         }
-        let rounded: Vec<bf16> = if self.half { host.iter().map(|value| bf16::from_f32(*value)).collect() } else { vec![] };
+        let rounded: Vec<bf16> =
+            if self.half { host.iter().map(|value| bf16::from_f32(*value)).collect() } else { vec![] };
         let stream = &self.gpu.stream;
         let failed = |error| device_error(error, format!("copying {name} to the device"));
         let bytes = if self.half { 2 } else { 4 };
@@ -298,24 +279,26 @@ impl Engine {
         let (front_x, front) = model.front(input, &layout)?;
         let (batch, tokens, width) = front_x.dims3()?;
         let (_, text_rows, _) = front.text.dims3()?;
-        let tables =
-            BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
+        let tables = BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
         clock.tick(&self.gpu)?;
 
         let depth = self.trunk.depth();
+        let flop = 3.0 * self.trunk.forward_flop(&tables);
         let (policy, needed) = self.fit(&tables)?;
         self.policy = Some((policy, needed));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
         let mut arena = Arena::new(base, memory.len() as u64, if self.half { 2 } else { 4 });
-        let shared: Vec<Var> =
-            front.tensors().into_iter().map(|tensor| Var::from_tensor(&tensor.detach())).collect::<candle_core::Result<_>>()?;
+        let shared: Vec<Var> = front
+            .tensors()
+            .into_iter()
+            .map(|tensor| Var::from_tensor(&tensor.detach()))
+            .collect::<candle_core::Result<_>>()?;
         let conditioning: Conditioning =
             front.with_tensors(&shared.iter().map(|var| var.as_tensor().clone()).collect::<Vec<_>>());
         let e0 = conditioning.e0.contiguous()?;
         let text = conditioning.text.contiguous()?;
-        let condition =
-            Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
+        let condition = Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
         let mut pass = Pass::begin(&self.trunk, &mut arena, &tables, condition, &policy)?;
         let bytes = if self.half { 2 } else { 4 };
         let copy_in = |tensor: &Tensor, to: Slice<f32>| -> Result<()> {
@@ -346,7 +329,9 @@ impl Engine {
         let output = model.back(last.as_tensor(), &conditioning, &layout)?;
         let losses = loss(&output)?;
         let store = (&losses.total * weight)?.backward()?;
-        let collect = |store: &GradStore| collect(&self.parameters, &self.flat, &self.gradients, store, &self.gpu, &self.launcher);
+        let collect = |store: &GradStore| {
+            collect(&self.parameters, &self.flat, &self.gradients, store, &self.gpu, &self.launcher)
+        };
         collect(&store)?;
         let mut cotangents: Vec<Option<Tensor>> = vec![None; shared.len()];
         accumulate(&store, &shared, &mut cotangents)?;
@@ -392,7 +377,8 @@ impl Engine {
         clock.tick(&self.gpu)?;
         let losses = losses.detach();
         self.gpu.synchronize()?;
-        Ok(MicroStep { losses, parts: clock.parts()? })
+        let times = DeviceTimes { flop, peak: if self.half { self.gpu.peak_flops } else { None }, ..clock.times()? };
+        Ok(MicroStep { losses, times })
     }
 
     /// Makes sure that the arena holds this batch, and says under which policy.
@@ -406,7 +392,8 @@ impl Engine {
         let budget = self.limit.map_or(room, |limit| limit.min(room));
         let (policy, needed) = self.trunk.policy_within(tables, budget)?;
         if needed > budget.max(held) {
-            let what = format!("a batch of {} tokens needs {needed} bytes of arena, {budget} are free", tables.tokens());
+            let what =
+                format!("a batch of {} tokens needs {needed} bytes of arena, {budget} are free", tables.tokens());
             return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what)
                 .hint("even with nothing kept for the backward pass; take a smaller batch (train.batch_size, packing.token_budget)"));
         }
@@ -417,7 +404,10 @@ impl Engine {
             let bytes = (needed + needed / 16).min(budget);
             // SAFETY: whatever is read from the arena was written before.
             let memory = unsafe { self.gpu.stream.alloc::<u8>(bytes as usize) }.map_err(|error| {
-                device_error(error, format!("allocating {bytes} bytes of arena with {free} bytes free, policy: {policy}"))
+                device_error(
+                    error,
+                    format!("allocating {bytes} bytes of arena with {free} bytes free, policy: {policy}"),
+                )
             })?;
             self.arena = Some(memory);
         }
@@ -435,7 +425,11 @@ impl Engine {
         self.collective.sum_gradients(gradients)?;
         let norm_base = state.norm.device_ptr(stream).0;
         let (total, partial) = (Slice::<f64>::new(norm_base, 1), Slice::<f64>::new(norm_base + 8, NORM_BLOCKS));
-        self.launcher.launch("square_sum", Grid::new(NORM_BLOCKS, 256), &[gradients.into(), partial.into(), long(count)])?;
+        self.launcher.launch(
+            "square_sum",
+            Grid::new(NORM_BLOCKS, 256),
+            &[gradients.into(), partial.into(), long(count)],
+        )?;
         let arguments = [partial.into(), Argument::Int(NORM_BLOCKS as i32), total.into()];
         self.launcher.launch("square_sum_finish", Grid::new(1, 256), &arguments)?;
         let [beta1, beta2] = rule.betas;
@@ -493,8 +487,7 @@ impl Engine {
 
     /// Forgets the gradients of an unfinished step.
     pub fn discard_gradients(&mut self) -> Result<()> {
-        let gradients =
-            Slice::<f32>::new(self.gradients.device_ptr(&self.gpu.stream).0, self.gradients.len());
+        let gradients = Slice::<f32>::new(self.gradients.device_ptr(&self.gpu.stream).0, self.gradients.len());
         self.launcher.zero(gradients, 4)
     }
 
@@ -655,7 +648,7 @@ impl Clock {
         Ok(())
     }
 
-    fn parts(&self) -> Result<Parts> {
+    fn times(&self) -> Result<DeviceTimes> {
         let mut spans = [Duration::ZERO; 5];
         for (span, pair) in spans.iter_mut().zip(self.marks.windows(2)) {
             let milliseconds =
@@ -663,6 +656,6 @@ impl Clock {
             *span = Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3);
         }
         let [front, trunk_forward, back, trunk_backward, front_backward] = spans;
-        Ok(Parts { front, trunk_forward, back, trunk_backward, front_backward })
+        Ok(DeviceTimes { front, trunk_forward, back, trunk_backward, front_backward, ..DeviceTimes::default() })
     }
 }

@@ -30,11 +30,9 @@ pub(crate) struct FlatLayout {
 
 impl FlatLayout {
     /// `tensors` are (name, elements, trained). `adjacent` lists names that must follow one another without a gap.
-    pub fn new<'a>(
-        tensors: impl Iterator<Item = (&'a str, usize, bool)>,
-        adjacent: &[Vec<String>],
-    ) -> Result<Self> {
-        let tensors: BTreeMap<&str, (usize, bool)> = tensors.map(|(name, len, trained)| (name, (len, trained))).collect();
+    pub fn new<'a>(tensors: impl Iterator<Item = (&'a str, usize, bool)>, adjacent: &[Vec<String>]) -> Result<Self> {
+        let tensors: BTreeMap<&str, (usize, bool)> =
+            tensors.map(|(name, len, trained)| (name, (len, trained))).collect();
         let mut spans = BTreeMap::new();
         let mut end: usize = 0;
         let mut place = |name: &str, len: usize| -> bool {
@@ -51,8 +49,9 @@ impl FlatLayout {
                 };
                 if !place(name, len) && position > 0 {
                     let what = format!("{name} cannot follow {}", group[position - 1]);
-                    return Err(Error::refused("width_not_supported", what)
-                        .hint("on a GPU model.dim must be a multiple of 8"));
+                    return Err(
+                        Error::refused("width_not_supported", what).hint("on a GPU model.dim must be a multiple of 8")
+                    );
                 }
             }
         }

@@ -321,5 +321,7 @@ unsafe fn set<T>(
     value: &T,
 ) -> std::result::Result<(), result::CublasError> {
     // SAFETY: `value` lives through the call, which copies it.
-    unsafe { result::set_matmul_desc_attribute(description, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+    unsafe {
+        result::set_matmul_desc_attribute(description, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+    }
 }

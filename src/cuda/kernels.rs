@@ -63,9 +63,8 @@ impl Kernels {
 fn allow_shared_memory(function: &CudaFunction) {
     const LARGEST: i32 = 227 * 1024;
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    let fixed = function
-        .get_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
-        .unwrap_or_default();
+    let fixed =
+        function.get_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES).unwrap_or_default();
     for bytes in [LARGEST - fixed, 163 * 1024 - fixed, 99 * 1024 - fixed] {
         if function.set_attribute(attribute, bytes).is_ok() {
             break;

@@ -244,10 +244,8 @@ impl Launcher {
         }
         let bytes = from.len() * E::bytes(operand);
         // SAFETY: both slices lie in live allocations of at least these bytes.
-        unsafe {
-            cudarc::driver::result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream())
-        }
-        .map_err(|error| device_error(error, format!("copying {bytes} bytes on the device")))
+        unsafe { cudarc::driver::result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream()) }
+            .map_err(|error| device_error(error, format!("copying {bytes} bytes on the device")))
     }
 }
 
@@ -261,7 +259,9 @@ pub(crate) fn device_error(error: DriverError, what: impl std::fmt::Display) -> 
              `check` prints what the recipe needs",
         ),
         Code::CUDA_ERROR_NO_DEVICE => ("no_gpu", "ask the scheduler for a GPU, or set device: cpu"),
-        Code::CUDA_ERROR_NO_BINARY_FOR_GPU | Code::CUDA_ERROR_INVALID_PTX | Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+        Code::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | Code::CUDA_ERROR_INVALID_PTX
+        | Code::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
             ("gpu_not_supported", "the kernels need compute capability 8.0 or later and driver 580 or later")
         }
         Code::CUDA_ERROR_ECC_UNCORRECTABLE

@@ -30,9 +30,15 @@ pub(crate) struct Modulation {
 pub(crate) enum Norm {
     None,
     /// LN w + b
-    Affine { weight: Slice<Operand>, bias: Slice<Operand> },
+    Affine {
+        weight: Slice<Operand>,
+        bias: Slice<Operand>,
+    },
     /// LN (1 + scale) + shift, the parts' numbers
-    Modulate { shift: i32, scale: i32 },
+    Modulate {
+        shift: i32,
+        scale: i32,
+    },
 }
 
 impl Norm {
@@ -376,14 +382,7 @@ impl Ops {
         self.launcher.launch(
             "rope_table",
             Grid::new(count.div_ceil(256), 256),
-            &[
-                positions.into(),
-                axis.into(),
-                frequency.into(),
-                turns.cos_sin.into(),
-                long(count),
-                int(turns.pairs)?,
-            ],
+            &[positions.into(), axis.into(), frequency.into(), turns.cos_sin.into(), long(count), int(turns.pairs)?],
         )
     }
 }

@@ -14,8 +14,8 @@ mod xwam;
 use candle_core::{Result, Tensor};
 
 pub use block::{Block, BlockNames, Conditioning, Placement, Sight};
-pub use geometry::GeometryInsertion;
 pub use count::{ParameterCount, Part, count};
+pub use geometry::GeometryInsertion;
 pub use lingbot::{
     ChunkHistory, CleanHistory, EpisodeHistory, EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel,
 };

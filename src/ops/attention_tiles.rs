@@ -67,9 +67,10 @@ impl AttentionPlan {
                 first_group += 1;
             }
             let mut reach = usize::MAX..0;
-            for group in self.groups()[first_group..].iter().take_while(|group| (group.queries.start as usize) < rows.end) {
-                let count =
-                    (group.queries.end as usize).min(rows.end) - (group.queries.start as usize).max(rows.start);
+            for group in
+                self.groups()[first_group..].iter().take_while(|group| (group.queries.start as usize) < rows.end)
+            {
+                let count = (group.queries.end as usize).min(rows.end) - (group.queries.start as usize).max(rows.start);
                 for keys in group.intervals() {
                     let met = keys.start / tile_keys..keys.end.div_ceil(tile_keys);
                     let full = keys.start.div_ceil(tile_keys)..keys.end / tile_keys;

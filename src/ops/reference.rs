@@ -105,7 +105,11 @@ fn expand(rows_brd: &Tensor, rows: &Rows) -> Result<Tensor> {
     let run = tokens / count.max(1);
     // Rows of equally many consecutive tokens are a broadcast, whose gradient is a plain sum; an index's is slow on a GPU.
     if run * count == tokens && rows.of_token.iter().enumerate().all(|(token, &row)| row == token / run) {
-        return rows_brd.unsqueeze(2)?.broadcast_as((batch, count, run, width))?.contiguous()?.reshape((batch, tokens, width));
+        return rows_brd
+            .unsqueeze(2)?
+            .broadcast_as((batch, count, run, width))?
+            .contiguous()?
+            .reshape((batch, tokens, width));
     }
     let index: Vec<u32> = rows.of_token.iter().map(|&row| row as u32).collect();
     rows_brd.index_select(&Tensor::new(index, rows_brd.device())?, 1)

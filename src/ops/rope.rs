@@ -81,9 +81,7 @@ impl RopeTable {
 
 /// Rotates every head of x [B, L, heads * d].
 pub fn rope(x_bld: &Tensor, table: &RopeTable) -> Result<Tensor> {
-    in_float(x_bld, |x| {
-        on_cpu(x, |x| x.apply_op1(Rope { table: table.clone() }), |x| reference::rope(x, table))
-    })
+    in_float(x_bld, |x| on_cpu(x, |x| x.apply_op1(Rope { table: table.clone() }), |x| reference::rope(x, table)))
 }
 
 struct Rope {

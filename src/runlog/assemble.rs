@@ -3,7 +3,7 @@
 use super::event::{AttemptStarted, Event, EventLine, Level, Phase, StepEvent};
 use super::parse::StepColumns;
 use super::state::progress;
-use super::view::{AttemptView, LogLine, PhaseView, RunView, SaveView, ValidationPoint};
+use super::view::{AttemptView, ChangeView, LogLine, PhaseView, RunView, SaveView, ValidationPoint};
 use crate::words::duration;
 
 /// Log lines kept in a view.
@@ -152,6 +152,18 @@ impl Assembler {
                 self.log(time_ms, Level::Info, text);
             }
             Event::Message { level, text } => self.log(time_ms, level, text),
+            Event::ChangeAccepted { field, recorded, now } => {
+                let step = self.view.attempts.last().map_or(0, |attempt| attempt.started.start_step);
+                let word = |value: Option<serde_json::Value>| match value {
+                    None => "absent".to_owned(),
+                    Some(serde_json::Value::String(text)) => text,
+                    Some(other) => other.to_string(),
+                };
+                let (field, values) = (printable(&field), format!("{} -> {}", word(recorded), word(now)));
+                self.log(time_ms, Level::Warning, format!("accepted change at step {step}: {field} {values}"));
+                let change = ChangeView { attempt: self.attempt, step, field, values: printable(&values) };
+                self.view.changes.push(change);
+            }
             Event::StopRequested { by } => {
                 self.stop_announced = true;
                 self.log(time_ms, Level::Warning, format!("stop requested by {by}"));

@@ -43,6 +43,16 @@ pub enum Event {
     },
     /// A note for people: a finding, a warning, a setting.
     Message { level: Level, text: String },
+    /// The run is bound to something else from here on: a difference that whoever started the attempt accepted.
+    ChangeAccepted {
+        /// As a refusal names it: `train.lr`, `data`, `code`.
+        field: String,
+        /// Absent where the field is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        recorded: Option<serde_json::Value>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        now: Option<serde_json::Value>,
+    },
     /// A signal or a stop file was seen; the worker will save and leave.
     StopRequested { by: String },
     /// Last line of an attempt that ended by itself.
@@ -146,6 +156,46 @@ pub struct StepEvent {
     /// How the episodes of the step were packed; absent for clips of one length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packing: Option<PackingStep>,
+    /// Where the step's time went on a device with a clock of its own; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<StepTimes>,
+    /// All steps of the run so far, this one included; absent in logs of a time when it was not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
+}
+
+/// A step's time on its device, ms, all micro-steps together; waiting for data is in [`StepEvent::data_ms`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// Embedders, forward and backward.
+    pub front_ms: f64,
+    /// Blocks, forward and backward, what they recompute included.
+    pub trunk_ms: f64,
+    /// Heads and losses, forward and backward.
+    pub back_ms: f64,
+    pub update_ms: f64,
+    /// FLOP of the model, forward and backward without recomputation, over the time of the passes and what the device
+    /// could do in bf16 meanwhile, 0..=1; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+}
+
+/// What a run's steps add up to, by their learning rate. A step is at full rate once no warm-up, neither the schedule's
+/// nor that after lost moments, holds it down; a decay afterwards is the schedule's own business and counts as full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    pub full_lr_steps: u64,
+    /// Clips or episodes of those steps, repeats counted.
+    pub full_lr_samples: u64,
+    pub warmup_steps: u64,
+}
+
+impl Work {
+    /// Share of the steps that were in warm-up, 0..=1; `None` before the first.
+    pub fn warmup_share(self) -> Option<f64> {
+        let steps = self.full_lr_steps + self.warmup_steps;
+        (steps > 0).then(|| self.warmup_steps as f64 / steps as f64)
+    }
 }
 
 /// How the episodes of one optimizer step were packed.
@@ -216,6 +266,9 @@ pub struct ValidationEvent {
     pub wrist_latent_mse: Option<f64>,
     #[serde(deserialize_with = "nan_if_null")]
     pub ms: f64,
+    /// All steps before it; absent in logs of a time when it was not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -1,11 +1,13 @@
-//! A run is bound to what it was started with; a later attempt that differs is refused, every difference named.
+//! A run is bound to what it was started with; a later attempt that differs is refused, every difference named, unless
+//! whoever starts it accepts each by name. No record is ever overwritten: what an accepted change replaces is kept.
 
 use super::checkpoints::CheckpointStore;
 use super::paths::{RunDir, folder_names};
-use crate::files::{create_new, io_error, remove_file};
+use crate::files::{create_new, io_error, write_whole};
 use crate::{Error, Result};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// One field in which two documents differ; `None` where it is absent.
@@ -59,59 +61,92 @@ fn flatten<'v>(path: String, value: &'v Value, into: &mut BTreeMap<String, &'v V
     }
 }
 
-/// Creates `identity.json`, or compares with the one that is there.
-pub(super) fn bind_identity(path: &Path, identity: &Value) -> Result<()> {
-    let text = serde_json::to_vec_pretty(identity).map_err(|error| Error::crash(format!("identity: {error}")))?;
-    if create_new(path, &text)? {
-        return Ok(());
-    }
-    let recorded = std::fs::read(path).map_err(|error| io_error("cannot read the run's identity", path, &error))?;
-    let recorded: Value = serde_json::from_slice(&recorded).map_err(|error| {
-        Error::refused("identity_unreadable", format!("the run's identity is damaged: {error}")).at(path).hint(FRESH)
-    })?;
-    refuse_differences("identity_differs", "this run was started with another identity", path, &recorded, identity)
-}
-
-/// Creates `arm.yaml` unless it is there; [`check_arm_yaml`] has compared it.
-pub(super) fn bind_arm_yaml(path: &Path, text: &str) -> Result<()> {
-    create_new(path, text.as_bytes()).map(drop)
-}
-
-/// What a run has recorded of its configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a run has recorded, against what an attempt comes with.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Recorded {
-    /// Nothing, or the same configuration.
+    /// Nothing, or the same.
     Fits,
-    /// Another one, but no checkpoint and no validation point came of it: there is nothing to protect.
+    /// Something else, but no checkpoint and no validation point came of it: there is nothing to protect.
     Unused,
+    /// Something else, every difference of which was accepted: those of `arm.yaml`.
+    Accepted(Vec<Difference>),
 }
 
-/// Compares a run's `arm.yaml` with `text`, by values: layout and comments may change.
+/// Compares a run's `arm.yaml` with `text`, by values (layout and comments may change), and what `known` tells of the
+/// identity before any data are opened with the same fields of its `identity.json`. Differences in fields named in
+/// `accepted` do not count.
 ///
 /// # Errors
-/// `arm_differs` (exit 78) with every differing field, if the run has results of another configuration.
-pub fn check_arm_yaml(run: &RunDir, text: &str) -> Result<Recorded> {
-    let path = run.arm_yaml();
-    let recorded = match std::fs::read(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Recorded::Fits),
-        read => read.map_err(|error| io_error("cannot read the run's configuration", &path, &error))?,
+/// `arm_differs` or, if that is all, `identity_differs` (exit 78), with every differing field and the arguments that
+/// accept them, if the run has results.
+pub fn check_binding(run: &RunDir, text: &str, known: &Map<String, Value>, accepted: &[String]) -> Result<Recorded> {
+    let compared = compare_arm(&run.arm_yaml(), text).and_then(|arm| {
+        let recorded = read_identity(&run.identity())?;
+        let identity = recorded.map_or_else(Vec::new, |mut recorded| {
+            if let Value::Object(fields) = &mut recorded {
+                fields.retain(|field, _| known.contains_key(field));
+            }
+            differences(&recorded, &Value::Object(known.clone()))
+        });
+        let all: Vec<Difference> = arm.iter().chain(&identity).cloned().collect();
+        match (all.is_empty(), arm.is_empty()) {
+            (true, _) => Ok(Recorded::Fits),
+            (_, true) => refuse_unless(accepted, "identity_differs", &run.identity(), &all).map(|()| Recorded::Fits),
+            _ => refuse_unless(accepted, "arm_differs", &run.arm_yaml(), &all).map(|()| Recorded::Accepted(arm)),
+        }
+    });
+    match compared {
+        Ok(Recorded::Accepted(_)) | Err(_) if !has_results(run)? => Ok(Recorded::Unused),
+        compared => compared,
+    }
+}
+
+/// Differences of `text` from the recorded `arm.yaml`; none if there is no record.
+fn compare_arm(path: &Path, text: &str) -> Result<Vec<Difference>> {
+    let recorded = match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(|error| io_error("cannot read the run's configuration", path, &error))?,
     };
     if recorded == text.as_bytes() {
-        return Ok(Recorded::Fits);
+        return Ok(Vec::new());
     }
-    let unreadable = |error| {
+    let recorded: Value = serde_yaml::from_slice(&recorded).map_err(|error| {
         Error::refused("arm_yaml_unreadable", format!("the run's configuration is damaged: {error}"))
-            .at(&path)
+            .at(path)
             .hint(FRESH)
-    };
+    })?;
     let now: Value = serde_yaml::from_str(text).map_err(|error| Error::crash(format!("resolved arm: {error}")))?;
-    let differs = serde_yaml::from_slice(&recorded).map_err(unreadable).and_then(|recorded: Value| {
-        refuse_differences("arm_differs", "this run was started with another configuration", &path, &recorded, &now)
-    });
-    match differs {
-        Err(_) if !has_results(run)? => Ok(Recorded::Unused),
-        differs => differs.map(|()| Recorded::Fits),
+    let mut found = differences(&recorded, &now);
+    found.retain(|difference| !LOCATIONS.contains(&difference.field.as_str()));
+    Ok(found)
+}
+
+fn read_identity(path: &Path) -> Result<Option<Value>> {
+    let recorded = match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|error| io_error("cannot read the run's identity", path, &error))?,
+    };
+    serde_json::from_slice(&recorded).map(Some).map_err(|error| {
+        Error::refused("identity_unreadable", format!("the run's identity is damaged: {error}")).at(path).hint(FRESH)
+    })
+}
+
+/// Differences of this identity from the recorded one, all of them accepted; none if there is no record.
+pub(super) fn compare_identity(path: &Path, identity: &Value, accepted: &[String]) -> Result<Vec<Difference>> {
+    let found = read_identity(path)?.map_or_else(Vec::new, |recorded| differences(&recorded, identity));
+    refuse_unless(accepted, "identity_differs", path, &found)?;
+    Ok(found)
+}
+
+/// Puts a record in place. One that stands there and differs is kept as `kept`, before it is replaced in one move: the
+/// run is never without a record, and no record is ever lost.
+pub(super) fn put_record(path: &Path, kept: &Path, text: &[u8], changed: bool) -> Result<()> {
+    if changed {
+        let before = std::fs::read(path).map_err(|error| io_error("cannot read the run's record", path, &error))?;
+        create_new(kept, &before)?;
+        return write_whole(path, text);
     }
+    create_new(path, text).map(drop)
 }
 
 /// Has the run a checkpoint (whole or not) or a validation point?
@@ -120,15 +155,14 @@ fn has_results(run: &RunDir) -> Result<bool> {
     Ok(!CheckpointStore::new(run).list()?.is_empty() || validated()?)
 }
 
-/// Moves the configuration and identity that nothing came of into the folder of the last attempt that used them.
-pub(super) fn retire(run: &RunDir) -> Result<()> {
-    let Some(attempt) = run.newest_attempt()? else { return remove_file(&run.arm_yaml()) };
-    for path in [run.arm_yaml(), run.identity()] {
-        let Some(name) = path.file_name().filter(|_| path.exists()) else { continue };
-        std::fs::rename(&path, attempt.root().join(name))
-            .map_err(|error| io_error("cannot retire the unused configuration", &path, &error))?;
+/// Moves the record that nothing came of into the folder of the attempt that begins with another one.
+pub(super) fn retire(path: &Path, kept: &Path) -> Result<()> {
+    match std::fs::rename(path, kept) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(io_error("cannot retire the unused configuration", path, &error))
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// The way out of a refusal.
@@ -138,12 +172,21 @@ const FRESH: &str = "undo the change, or begin anew with --fresh, which moves th
 /// moved does not make another run.
 const LOCATIONS: [&str; 4] = ["data.dataset", "codec.path", "text.path", "weights.path"];
 
-fn refuse_differences(code: &'static str, what: &str, path: &Path, recorded: &Value, now: &Value) -> Result<()> {
-    let mut found = differences(recorded, now);
-    found.retain(|difference| !LOCATIONS.contains(&difference.field.as_str()));
-    if found.is_empty() {
+/// Refuses the differences that were not accepted, all in one sentence.
+fn refuse_unless(accepted: &[String], code: &'static str, path: &Path, found: &[Difference]) -> Result<()> {
+    let refused: Vec<&Difference> = found.iter().filter(|difference| !accepted.contains(&difference.field)).collect();
+    if refused.is_empty() {
         return Ok(());
     }
-    let list = found.iter().map(Difference::to_string).collect::<Vec<_>>().join("; ");
-    Err(Error::refused(code, format!("{what}: {list}")).at(path).hint(FRESH))
+    let list = refused.iter().map(|difference| difference.to_string()).collect::<Vec<_>>().join("; ");
+    let other = if code == "arm_differs" { "configuration" } else { "identity" };
+    // Brackets of a list's element mean something to a shell.
+    let flag = |difference: &&Difference| match difference.field.contains('[') {
+        true => format!("--accept-change '{}'", difference.field),
+        false => format!("--accept-change {}", difference.field),
+    };
+    let flags = refused.iter().map(flag).collect::<Vec<_>>().join(" ");
+    Err(Error::refused(code, format!("this run was started with another {other}: {list}"))
+        .at(path)
+        .hint(format!("{FRESH}; or go on all the same, with a seam in the run's record: {flags}")))
 }

@@ -17,7 +17,7 @@ mod writer;
 
 pub use checkpoints::*;
 pub use event::*;
-pub use identity::{Difference, Recorded, check_arm_yaml, differences};
+pub use identity::{Difference, Recorded, check_binding, differences};
 pub use paths::*;
 pub use process::{ProcessIdentity, host_name};
 pub use reader::{RunReader, poll_all};

@@ -62,6 +62,14 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
         }
         scan.literal(b"}")?;
     }
+    if scan.literal(b",\"work\":{\"full_lr_steps\":").is_some() {
+        scan.integer()?;
+        scan.literal(b",\"full_lr_samples\":")?;
+        scan.integer()?;
+        scan.literal(b",\"warmup_steps\":")?;
+        scan.integer()?;
+        scan.literal(b"}")?;
+    }
     scan.literal(b"}\n")?;
     Some((StepColumns { time_ms, step, loss, step_ms, memory_bytes, padding_waste, micro_steps }, scan.at))
 }
@@ -151,8 +159,17 @@ fn finite(text: &[u8]) -> Option<f64> {
 }
 
 /// Event kinds this program knows; others belong to a newer writer and are no errors.
-const KNOWN_KINDS: [&str; 8] =
-    ["attempt_started", "phase", "step", "validation", "checkpoint", "message", "stop_requested", "attempt_ended"];
+const KNOWN_KINDS: [&str; 9] = [
+    "attempt_started",
+    "phase",
+    "step",
+    "validation",
+    "checkpoint",
+    "message",
+    "change_accepted",
+    "stop_requested",
+    "attempt_ended",
+];
 
 /// What a line turned out to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -186,7 +203,7 @@ pub(super) fn any_line(bytes: &[u8]) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent};
+    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent, StepTimes, Work};
     use proptest::prelude::*;
 
     prop_compose! {
@@ -196,6 +213,8 @@ mod tests {
             gpu in any::<bool>(),
             branch_norm in prop::option::of(-1e9..1e9f64),
             packing in prop::option::of((any::<[u64; 2]>(), any::<[f64; 3]>())),
+            work in prop::option::of(any::<[u64; 3]>()),
+            times in prop::option::of((prop::array::uniform4(0.0..1e9f64), prop::option::of(0.0..1f64))),
         ) -> StepEvent {
             StepEvent {
                 step: counts[0],
@@ -222,6 +241,18 @@ mod tests {
                     frame_padding: numbers[0],
                     alignment_padding: numbers[1],
                     rank_imbalance: numbers[2],
+                }),
+                times: times.map(|([front_ms, trunk_ms, back_ms, update_ms], mfu)| StepTimes {
+                    front_ms,
+                    trunk_ms,
+                    back_ms,
+                    update_ms,
+                    mfu,
+                }),
+                work: work.map(|[full_lr_steps, full_lr_samples, warmup_steps]| Work {
+                    full_lr_steps,
+                    full_lr_samples,
+                    warmup_steps,
                 }),
             }
         }

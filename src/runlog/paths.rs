@@ -152,6 +152,12 @@ impl AttemptDir {
         self.root.join("worker.log")
     }
 
+    /// Where this attempt keeps the run's record (`arm.yaml`, `identity.json`) that it replaced by another.
+    pub fn replaced(&self, record: &Path) -> PathBuf {
+        let name = record.file_name().unwrap_or_default().to_string_lossy();
+        self.root.join(format!("replaced-{name}"))
+    }
+
     /// [`AttemptRecord`](super::AttemptRecord).
     pub fn record(&self) -> PathBuf {
         self.root.join("attempt.json")

@@ -369,6 +369,7 @@ mod tests {
             ceiling_psnr: 1.0,
             wrist_latent_mse: None,
             ms: 20_000.0,
+            work: None,
         };
         run.validations.push(ValidationPoint { attempt: 1, event });
         assert_eq!(run.eta_ms(), Some(600.0 * 4096.0 + 2.0 * 29_000.0));

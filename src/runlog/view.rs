@@ -18,6 +18,8 @@ pub struct RunView {
     pub last_save: Option<SaveView>,
     /// Every save that was reported, whether or not it is still on disk, in order.
     pub saves: Vec<SaveView>,
+    /// Where the run went on although it was bound to something else, oldest first.
+    pub changes: Vec<ChangeView>,
     /// Newest last, bounded.
     pub log: Vec<LogLine>,
     /// Work between steps: the latest phase and its progress, until the next step.
@@ -52,6 +54,7 @@ impl Clone for RunView {
             validations,
             last_save,
             saves,
+            changes,
             log,
             phase,
             last_step,
@@ -68,6 +71,7 @@ impl Clone for RunView {
         self.validations.clone_from(validations);
         self.last_save = *last_save;
         self.saves.clone_from(saves);
+        self.changes.clone_from(changes);
         self.log.clone_from(log);
         self.phase = *phase;
         self.last_step.clone_from(last_step);
@@ -110,6 +114,17 @@ pub struct SaveView {
     /// 0 if no log tells.
     pub attempt: u32,
     pub time_ms: u64,
+}
+
+/// A difference from the run's record that was accepted by name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChangeView {
+    pub attempt: u32,
+    /// Completed steps at which it came in.
+    pub step: u64,
+    pub field: String,
+    /// Both values: `1e-4 -> 2e-4`.
+    pub values: String,
 }
 
 #[derive(Debug, PartialEq)]

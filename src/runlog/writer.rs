@@ -2,14 +2,14 @@
 
 use super::checkpoints::CheckpointStore;
 use super::event::{AttemptStarted, ClipMetrics, EVENT_VERSION, Event, EventLine, JobIdentity, Level, Outcome};
-use super::identity::{Recorded, bind_arm_yaml, bind_identity, check_arm_yaml, retire};
+use super::identity::{Difference, Recorded, check_binding, compare_identity, put_record, retire};
 use super::paths::{AttemptDir, RunDir};
 use super::process::ProcessIdentity;
 use super::view::Liveness;
 use crate::files::{LineFile, create_folder, io_error, remove_file, sync_folder, write_whole};
 use crate::{Error, Exit, Result};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -38,6 +38,10 @@ pub struct NewAttempt {
     pub code_version: String,
     /// The resolved recipe, as text; created once, compared by value later.
     pub arm_yaml: String,
+    /// What is known of the identity before data are opened; [`RunWriter::bind_identity`] has the whole.
+    pub known_identity: Map<String, Value>,
+    /// Fields that may differ from the run's record; the difference becomes part of it.
+    pub accepted: Vec<String>,
 }
 
 /// `attempts/NNNN/attempt.json`.
@@ -193,6 +197,7 @@ pub struct RunWriter {
     lock: RunLock,
     attempt: AttemptDir,
     events: LineFile,
+    accepted: Vec<String>,
 }
 
 impl RunWriter {
@@ -205,10 +210,7 @@ impl RunWriter {
     /// The same for a caller that took the lock earlier, e.g. to read checkpoints safely.
     pub fn begin_locked(lock: RunLock, new: NewAttempt) -> Result<Self> {
         let run = lock.run();
-        if check_arm_yaml(run, &new.arm_yaml)? == Recorded::Unused {
-            retire(run)?;
-        }
-        bind_arm_yaml(&run.arm_yaml(), &new.arm_yaml)?;
+        let recorded = check_binding(run, &new.arm_yaml, &new.known_identity, &new.accepted)?;
         for folder in [run.attempts(), run.checkpoints(), run.validation(), run.control()] {
             create_folder(&folder)?;
         }
@@ -232,7 +234,7 @@ impl RunWriter {
         let text = serde_json::to_vec_pretty(&record).map_err(|error| Error::crash(format!("attempt: {error}")))?;
         write_whole(&attempt.record(), &text)?;
         let events = LineFile::append_to(&attempt.events())?;
-        let mut writer = Self { lock, events, attempt };
+        let mut writer = Self { lock, events, attempt, accepted: new.accepted };
         writer.emit(Event::AttemptStarted(AttemptStarted {
             attempt: writer.attempt.number(),
             arm: new.arm,
@@ -247,6 +249,7 @@ impl RunWriter {
             threads: new.threads,
             job: new.job,
         }))?;
+        writer.bind_arm_yaml(recorded, &new.arm_yaml)?;
         writer.events.sync()?;
         sync_folder(writer.attempt.root())?;
         sync_folder(&writer.run().attempts())?;
@@ -261,11 +264,43 @@ impl RunWriter {
         &self.attempt
     }
 
+    /// Binds the run to its configuration, which [`check_binding`] has compared.
+    fn bind_arm_yaml(&mut self, recorded: Recorded, text: &str) -> Result<()> {
+        let path = self.run().arm_yaml();
+        let changed = match recorded {
+            Recorded::Fits => false,
+            Recorded::Unused => {
+                // The configuration last: without it the next attempt would not know that there is nothing to protect.
+                for path in [self.run().identity(), path.clone()] {
+                    retire(&path, &self.attempt.replaced(&path))?;
+                }
+                false
+            }
+            Recorded::Accepted(differences) => {
+                self.tell_accepted(differences)?;
+                true
+            }
+        };
+        put_record(&path, &self.attempt.replaced(&path), text.as_bytes(), changed)
+    }
+
     /// Binds the run to everything a resume must not change (hashes of data, clip lists, codec, initial weights):
     /// recorded by the first attempt, compared by every later one (exit 78 with every difference named). Apart from
     /// [`Self::begin`] because computing it may take minutes, which the log should show.
-    pub fn bind_identity(&self, identity: &Value) -> Result<()> {
-        bind_identity(&self.run().identity(), identity)
+    pub fn bind_identity(&mut self, identity: &Value) -> Result<()> {
+        let path = self.run().identity();
+        let differences = compare_identity(&path, identity, &self.accepted)?;
+        let changed = !differences.is_empty();
+        self.tell_accepted(differences)?;
+        let text = serde_json::to_vec_pretty(identity).map_err(|error| Error::crash(format!("identity: {error}")))?;
+        put_record(&path, &self.attempt.replaced(&path), &text, changed)
+    }
+
+    /// Before the record changes: killed in between, the next attempt finds the difference again.
+    fn tell_accepted(&mut self, differences: Vec<Difference>) -> Result<()> {
+        differences.into_iter().try_for_each(|Difference { field, recorded, now }| {
+            self.emit(Event::ChangeAccepted { field, recorded, now })
+        })
     }
 
     pub fn checkpoints(&self) -> CheckpointStore {
@@ -274,7 +309,8 @@ impl RunWriter {
 
     /// Appends an event, stamped with the time. Non-finite numbers become `null`, which readers take as NaN.
     pub fn emit(&mut self, event: Event) -> Result<()> {
-        let durable = matches!(event, Event::Checkpoint { .. } | Event::AttemptEnded { .. });
+        let durable =
+            matches!(event, Event::Checkpoint { .. } | Event::AttemptEnded { .. } | Event::ChangeAccepted { .. });
         let line = EventLine { v: EVENT_VERSION, time_ms: now_ms(), event };
         let text = serde_json::to_string(&line).map_err(|error| Error::crash(format!("event: {error}")))?;
         self.events.append(&text)?;

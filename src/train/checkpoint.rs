@@ -4,10 +4,9 @@
 //! holds the copy. The bytes are a function of the training state alone (no times, no host), so two equal runs write
 //! equal files.
 
-use crate::config::TrainConfig;
 use crate::files::{create_folder, io_error};
 use crate::model::Parameters;
-use crate::runlog::Checkpoint;
+use crate::runlog::{Checkpoint, Work};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::View;
@@ -24,13 +23,16 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 const TRAINER: &str = "trainer.json";
 
 /// `trainer.json`: where the run stands. Everything else follows from the seed and the step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainerState {
     /// Completed optimizer steps.
     pub step: u64,
-    /// Clips seen, repeats counted.
+    /// Clips or episodes seen, repeats counted.
     pub samples_seen: u64,
-    pub seed: u64,
+    /// Step after which the moments began, at zero: 0 but for a run that went on from weights alone.
+    pub moments_from: u64,
+    #[serde(flatten)]
+    pub work: Work,
 }
 
 /// The whole state of training at one step, in host memory that nothing else writes to.
@@ -82,21 +84,27 @@ pub fn expected_bytes(parameters: &Parameters) -> u64 {
 }
 
 /// Reads a complete checkpoint back: parameters, the optimizer's tensors and position. `bind` turns its weights into the
-/// model's parameters.
+/// model's parameters. Where it holds weights alone there are no such tensors: moments begin at zero, and the position
+/// says so.
 pub fn read(
     checkpoint: &Checkpoint,
-    train: &TrainConfig,
     bind: impl FnOnce(BTreeMap<String, Tensor>) -> Result<Parameters>,
-) -> Result<(Parameters, BTreeMap<String, Tensor>, TrainerState)> {
+) -> Result<(Parameters, Option<BTreeMap<String, Tensor>>, TrainerState)> {
     let parameters = bind(load(&checkpoint.path.join(WEIGHTS))?)?;
-    let optimizer = load(&checkpoint.path.join(OPTIMIZER))?;
     let path = checkpoint.path.join(TRAINER);
     let text = std::fs::read(&path).map_err(|error| unreadable(&path, &error))?;
-    let state: TrainerState = serde_json::from_slice(&text).map_err(|error| unreadable(&path, &error))?;
-    if state.step != checkpoint.step || state.seed != train.seed {
-        let what = format!("the checkpoint is of step {}, seed {}", state.step, state.seed);
+    let mut state: TrainerState = serde_json::from_slice(&text).map_err(|error| unreadable(&path, &error))?;
+    if state.step != checkpoint.step {
+        let what = format!("the checkpoint is of step {}, its folder says {}", state.step, checkpoint.step);
         return Err(Error::refused("checkpoint_mismatch", what).at(&path));
     }
+    // By its manifest: a file that is listed and lost makes the checkpoint incomplete, and never gets here.
+    let optimizer = if checkpoint.manifest.files.iter().any(|file| file.name == OPTIMIZER) {
+        Some(load(&checkpoint.path.join(OPTIMIZER))?)
+    } else {
+        state.moments_from = state.step;
+        None
+    };
     Ok((parameters, optimizer, state))
 }
 
@@ -161,7 +169,7 @@ mod tests {
         });
         let parameters = Parameters::from_tensors(&specs, tensors.collect()).expect("parameters");
         let optimizer = AdamW::new(&parameters).expect("an optimizer");
-        let state = TrainerState { step: 1, samples_seen: 2, seed: 3 };
+        let state = TrainerState { step: 1, samples_seen: 2, ..TrainerState::default() };
         let moments = optimizer.to_tensors(&parameters).expect("moments");
         let snapshot = Snapshot::take(&parameters, moments, state).expect("a snapshot");
         let before = safetensors::serialize(&snapshot.weights, None).expect("bytes");

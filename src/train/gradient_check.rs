@@ -8,8 +8,8 @@ use super::gradients::{Gradients, forward_backward};
 use super::{Losses, engine};
 use crate::config::{DeviceChoice, LingbotRecipe, ParameterFormat, Recipe, TrainConfig, XwamRecipe};
 use crate::model::{
-    EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, ParameterSpec, Parameters, Transformer, XwamInput, XwamModel,
-    XwamOutput, lingbot_parameter_specs, parameter_specs,
+    EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, ParameterSpec, Parameters, Transformer, XwamInput,
+    XwamModel, XwamOutput, lingbot_parameter_specs, parameter_specs,
 };
 use crate::random::{Draw, Purpose};
 use crate::{Error, Result};
@@ -100,7 +100,9 @@ fn weights(specs: &[ParameterSpec], format: ParameterFormat) -> Result<Parameter
     for spec in specs {
         let inputs = spec.shape.last().copied().unwrap_or(1) as f64;
         let values = match spec.shape.len() {
-            1 if spec.name.contains("norm") && spec.name.ends_with("weight") => (normal(&spec.name, &spec.shape, 0.1)? + 1.0)?,
+            1 if spec.name.contains("norm") && spec.name.ends_with("weight") => {
+                (normal(&spec.name, &spec.shape, 0.1)? + 1.0)?
+            }
             1 => normal(&spec.name, &spec.shape, 0.1)?,
             _ => normal(&spec.name, &spec.shape, inputs.sqrt().recip().min(0.3))?,
         };
@@ -212,7 +214,8 @@ fn lingbot(recipe: &LingbotRecipe, device: &DeviceChoice, format: ParameterForma
     let config = model.clone();
     let input = move |dtype: DType| -> Result<LingbotInput> {
         let [_, patch_h, patch_w] = config.patch_size;
-        let tensor = |name: String, shape: &[usize]| -> Result<Tensor> { Ok(normal(&name, shape, 1.0)?.to_dtype(dtype)?) };
+        let tensor =
+            |name: String, shape: &[usize]| -> Result<Tensor> { Ok(normal(&name, shape, 1.0)?.to_dtype(dtype)?) };
         let episodes = FRAMES
             .iter()
             .enumerate()
@@ -242,11 +245,14 @@ fn lingbot(recipe: &LingbotRecipe, device: &DeviceChoice, format: ParameterForma
         Ok(LingbotInput { episodes, prompts, alignment })
     };
     let loss = |output: &Vec<EpisodeOutput>| {
-        let names: Vec<[String; 2]> = (0..output.len()).map(|i| [format!("w video {i}"), format!("w action {i}")]).collect();
+        let names: Vec<[String; 2]> =
+            (0..output.len()).map(|i| [format!("w video {i}"), format!("w action {i}")]).collect();
         let parts: Vec<(&str, &Tensor)> = output
             .iter()
             .zip(&names)
-            .flat_map(|(episode, [video, action])| [(video.as_str(), &episode.video), (action.as_str(), &episode.action)])
+            .flat_map(|(episode, [video, action])| {
+                [(video.as_str(), &episode.video), (action.as_str(), &episode.action)]
+            })
             .collect();
         weighed(&parts)
     };

@@ -23,6 +23,31 @@ pub struct Timing {
     pub backward: Duration,
 }
 
+/// Parts of a pass by the clock of a device that runs behind its host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceTimes {
+    pub front: Duration,
+    pub trunk_forward: Duration,
+    /// Heads and losses, forward and backward.
+    pub back: Duration,
+    pub trunk_backward: Duration,
+    pub front_backward: Duration,
+    /// FLOP of forward and backward, without what is recomputed.
+    pub flop: f64,
+    /// FLOP a second that the device can do, if that is known.
+    pub peak: Option<f64>,
+}
+
+impl DeviceTimes {
+    /// Up to the loss and its gradient, and from there.
+    pub fn timing(&self) -> Timing {
+        Timing {
+            forward: self.front + self.trunk_forward + self.back,
+            backward: self.trunk_backward + self.front_backward,
+        }
+    }
+}
+
 /// What one forward and backward pass gives; output and losses are detached.
 #[derive(Clone, Debug)]
 pub struct Pass<O> {

@@ -48,5 +48,6 @@ pub(super) fn averages(step: u64, clips: &[ClipMetrics], ms: f64) -> ValidationE
             .filter(|errors| !errors.is_empty())
             .map(|errors| mean(&errors)),
         ms,
+        work: None,
     }
 }

@@ -3,8 +3,8 @@
 //! Every micro-step is timed, always: two looks at a clock and one at /proc cost nothing beside it. `profile` runs a few
 //! on their own, without a run; `LINGBOT_PROFILE=N` has a run tell its first N in its log.
 
-use super::open::{Opening, open};
 use super::engine::{Engine, EngineSpec};
+use super::open::{Opening, open};
 use super::schedule::learning_rate;
 use super::stop::StopFlag;
 use crate::config::Recipe;

@@ -147,7 +147,7 @@ mod tests {
         let text = format!(
             "{{seed: 1, steps: {steps}, batch_size: 1, accumulate: 1, lr: 0.5, warmup_steps: 4, decay: constant, \
              weight_decay: 0, betas: [0.9, 0.999], adam_eps: 1e-8, clip_norm: 1, save_every: {save_every}, \
-             keep_last: {keep_last}, keep_every: {keep_every}, recompute: false}}"
+             keep_last: {keep_last}, keep_every: {keep_every}, resume_warmup: 0, recompute: false}}"
         );
         serde_yaml::from_str(&text).expect("a train section")
     }

@@ -12,7 +12,7 @@ use super::measure::averages;
 use super::open::{Opening, open};
 use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
 use super::saver::{Saver, check_space};
-use super::schedule::learning_rate;
+use super::schedule::{count, rate_at};
 use super::stop::StopFlag;
 use super::task::{Point, Task, scalar};
 use crate::config::{Recipe, TrainConfig};
@@ -20,11 +20,12 @@ use crate::data::{Progress, sha256_hex};
 use crate::model::{self, Parameters};
 use crate::runlog::{
     Check, Checkpoint, Event, Level, NewAttempt, Outcome, Phase, Retention, RunDir, RunLock, RunReader, RunWriter,
-    StepEvent, ValidationEvent, now_ms,
+    StepEvent, StepTimes, ValidationEvent, now_ms,
 };
 use crate::slurm::InsideJob;
 use crate::{Error, Exit, Result};
 use crossbeam_channel::RecvTimeoutError;
+use serde_json::{Map, Value};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -57,6 +58,21 @@ pub struct WorkerSpec {
     pub warnings: Vec<String>,
     pub command_line: Vec<String>,
     pub code_version: String,
+    /// Fields in which this attempt may differ from the run's record ([`crate::runlog::check_binding`]).
+    pub accepted: Vec<String>,
+}
+
+/// Processes that train one arm together. The record of a run has it, since another number sums in another order.
+const WORLD_SIZE: u64 = 1;
+
+/// What is known of an arm's identity before its data are opened.
+pub fn known_identity(experiment: &str, arm: &str, code_version: &str) -> Map<String, Value> {
+    Map::from_iter([
+        ("experiment".to_owned(), experiment.into()),
+        ("arm".to_owned(), arm.into()),
+        ("code".to_owned(), code_version.into()),
+        ("world_size".to_owned(), WORLD_SIZE.into()),
+    ])
 }
 
 /// Trains until the last step or a stop. `observe` hears every event as it is recorded.
@@ -85,6 +101,8 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
             command_line: spec.command_line.clone(),
             code_version: spec.code_version.clone(),
             arm_yaml: spec.recipe_text.clone(),
+            known_identity: known_identity(&spec.experiment, &spec.arm, &spec.code_version),
+            accepted: spec.accepted.clone(),
         },
     )?;
     if spec.detached {
@@ -241,15 +259,21 @@ fn train(
         trunk: task.trunk(),
     };
     // The initial weights are given up either way: at 5 B parameters they are 20 GB that nothing reads again.
-    let engine = match &from {
-        None => Engine::start(&engine_spec, initial)?,
+    let (engine, position) = match &from {
+        None => (Engine::start(&engine_spec, initial)?, TrainerState::default()),
         Some(checkpoint) => {
             drop(initial);
             journal.phase(Phase::Resuming, 0, 1)?;
-            let read = checkpoint::read(checkpoint, recipe.train(), |weights| task.restore(weights))?;
-            let (parameters, optimizer, state) = read;
-            journal.message(Level::Info, format!("resumed from the checkpoint of step {}", state.step))?;
-            Engine::resume(&engine_spec, parameters, &optimizer)?
+            let (parameters, optimizer, position) = checkpoint::read(checkpoint, |weights| task.restore(weights))?;
+            journal.message(Level::Info, format!("resumed from the checkpoint of step {}", position.step))?;
+            if position.step > 0 && position.moments_from == position.step {
+                let updates = recipe.train().resume_warmup;
+                journal.message(
+                    Level::Warning,
+                    format!("the checkpoint has no moments: the learning rate warms up again over {updates} updates"),
+                )?;
+            }
+            (Engine::resume(&engine_spec, parameters, optimizer.as_ref())?, position)
         }
     };
     task.bind(engine.parameters())?;
@@ -263,7 +287,7 @@ fn train(
     }
     let TrainConfig { keep_last, keep_every, .. } = *recipe.train();
     let saver = Saver::new(store, Retention { last: keep_last, every: keep_every });
-    let mut state = State { engine, saver, completed };
+    let mut state = State { engine, saver, position, completed };
     let ended = advance(spec, stop, journal, task.as_mut(), &mut state, quota);
     // What ended the steps is told before a save that failed meanwhile.
     let settled = state.settle(journal);
@@ -275,21 +299,20 @@ fn train(
 struct State<'c> {
     engine: Engine,
     saver: Saver,
-    /// Optimizer steps done.
+    position: TrainerState,
+    /// The position's step, for whoever ends the attempt.
     completed: &'c mut u64,
 }
 
 impl State<'_> {
     /// Begins a checkpoint of the last complete step, unless it has one already.
-    fn save(&mut self, journal: &mut Journal<'_>, recipe: &Recipe) -> Result<()> {
-        let step = *self.completed;
+    fn save(&mut self, journal: &mut Journal<'_>) -> Result<()> {
+        let (step, position) = (self.position.step, self.position);
         self.settle(journal)?;
         if self.saver.holds(step)? {
             return Ok(());
         }
         journal.phase(Phase::Saving, 0, 1)?;
-        let samples_seen = step * recipe.samples_per_step() as u64;
-        let position = TrainerState { step, samples_seen, seed: recipe.train().seed };
         self.saver.begin(step, || self.engine.snapshot(position))
     }
 
@@ -302,14 +325,14 @@ impl State<'_> {
     }
 
     /// Leaves, with a durable checkpoint of the last complete step if there is time for it.
-    fn stop(&mut self, by: &str, journal: &mut Journal<'_>, recipe: &Recipe) -> Result<Ended> {
+    fn stop(&mut self, by: &str, journal: &mut Journal<'_>) -> Result<Ended> {
         journal.emit(Event::StopRequested { by: by.to_owned() })?;
         let orders = journal.around.orders(by, &journal.writer);
         // A save that is under way is worth more than one that has not begun.
         self.settle(journal)?;
         let reason = match journal.around.may_save(&orders) {
             Ok(()) => {
-                self.save(journal, recipe)?;
+                self.save(journal)?;
                 self.settle(journal)?;
                 format!("{} with a checkpoint", orders.words)
             }
@@ -333,7 +356,7 @@ fn advance(
 ) -> Result<Ended> {
     let recipe = &spec.recipe;
     if let Some(by) = fill_cache(spec, stop, journal, task)? {
-        return state.stop(&by, journal, recipe);
+        return state.stop(&by, journal);
     }
     task.prepare_validation(&mut |done, total| {
         journal.go_on(stop)?;
@@ -343,22 +366,26 @@ fn advance(
     let train = recipe.train();
     let early_save = journal.around.past.first_save_after(train.save_every).map(|after| *state.completed + after);
     loop {
-        let step = *state.completed;
+        let step = state.position.step;
         // Before the validation, which may take longer than all the steps between two saves.
         if step > 0 && (step.is_multiple_of(train.save_every) || step == train.steps || Some(step) == early_save) {
-            state.save(journal, recipe)?;
+            state.save(journal)?;
         }
         if validation_due(recipe, step)
             && let Some(clips) = journal.writer.read_clip_metrics(step)?
         {
             // Measured by an earlier attempt, which may have died before it could say so in its log.
-            journal.emit(Event::Validation(averages(step, &clips, f64::NAN)))?;
+            let mean = averages(step, &clips, f64::NAN);
+            journal.emit(Event::Validation(ValidationEvent { work: Some(state.position.work), ..mean }))?;
         } else if validation_due(recipe, step) {
             match validate(task, step, journal, stop, &mut state.saver)? {
-                Some(mean) => journal.emit(Event::Validation(mean))?,
+                Some(mean) => {
+                    let mean = ValidationEvent { work: Some(state.position.work), ..mean };
+                    journal.emit(Event::Validation(mean))?;
+                }
                 None => {
                     let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
-                    return state.stop(&by, journal, recipe);
+                    return state.stop(&by, journal);
                 }
             }
         }
@@ -366,20 +393,20 @@ fn advance(
             return Ok(Ended::Finished);
         }
         if spec.stop_after.is_some_and(|last| step >= last) {
-            return state.stop(&format!("--stop-after {step}"), journal, recipe);
+            return state.stop(&format!("--stop-after {step}"), journal);
         }
         let interrupted = || journal.stop_requested(stop).is_some();
-        match optimizer_step(task, &mut state.engine, train, step + 1, &interrupted)? {
+        match optimizer_step(task, state, recipe, &interrupted)? {
             Some((event, micro_steps)) => {
                 for line in quota.lines(micro_steps) {
                     journal.message(Level::Info, line)?;
                 }
                 journal.emit(Event::Step(event))?;
-                *state.completed = step + 1;
+                *state.completed = state.position.step;
             }
             None => {
                 let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
-                return state.stop(&by, journal, recipe);
+                return state.stop(&by, journal);
             }
         }
         journal.saved(&mut state.saver)?;
@@ -489,7 +516,7 @@ fn identity(
     initial: &Parameters,
     provenance: Option<String>,
     journal: &mut Journal<'_>,
-) -> Result<serde_json::Value> {
+) -> Result<Value> {
     let parts = with_progress(journal, stop, Phase::LoadingData, |progress| task.identity(progress))?;
     let mut weights = Vec::new();
     for (name, variable) in initial.iter().filter(|(name, _)| !name.starts_with("geometry.")) {
@@ -497,9 +524,7 @@ fn identity(
         let values: Vec<f32> = variable.flatten_all()?.to_vec1()?;
         weights.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
-    let mut identity = serde_json::Map::new();
-    identity.insert("experiment".into(), spec.experiment.clone().into());
-    identity.insert("arm".into(), spec.arm.clone().into());
+    let mut identity = known_identity(&spec.experiment, &spec.arm, &spec.code_version);
     identity.extend(parts);
     identity.insert("initial_shared_weights".into(), sha256_hex(&weights).into());
     if let Some(provenance) = provenance {
@@ -533,15 +558,18 @@ fn validate(
     Ok(Some(mean))
 }
 
-/// Gradients and update of the `step`-th step, and its micro-steps; `None` if it was interrupted and dropped.
+/// Gradients and update of the next step, and its micro-steps; `None` if it was interrupted and dropped.
 fn optimizer_step(
     task: &mut dyn Task,
-    engine: &mut Engine,
-    train: &TrainConfig,
-    step: u64,
+    state: &mut State<'_>,
+    recipe: &Recipe,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<(StepEvent, Vec<MicroStepProfile>)>> {
     let started = Instant::now();
+    let train = recipe.train();
+    let State { engine, position, .. } = state;
+    let TrainerState { moments_from, .. } = *position;
+    let step = position.step + 1;
     let mut micro_steps = Vec::new();
     let mut done = |micro_step| {
         micro_steps.push(micro_step);
@@ -552,12 +580,18 @@ fn optimizer_step(
         return Err(Error::crash(format!("the loss is {} at step {step}", parts.loss))
             .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
     }
-    let lr = learning_rate(train, step);
+    let lr = rate_at(train, moments_from, step);
     let updating = Instant::now();
-    let grad_norm = engine.update(train, lr, step)?;
+    let grad_norm = engine.update(train, lr, step - moments_from)?;
+    let update_ms = milliseconds(updating.elapsed());
     if let Some(last) = micro_steps.last_mut() {
-        last.update_ms = Some(milliseconds(updating.elapsed()));
+        last.update_ms = Some(update_ms);
     }
+    let times = parts.times.map(|times| StepTimes { update_ms, ..times });
+    let samples = recipe.samples_per_step() as u64;
+    position.step = step;
+    position.samples_seen += samples;
+    count(&mut position.work, train, moments_from, step, samples);
     let event = StepEvent {
         step,
         loss: parts.loss,
@@ -573,6 +607,8 @@ fn optimizer_step(
         memory: engine.memory()?,
         branch_norm: branch_norm(engine.parameters())?,
         packing: parts.packing,
+        times,
+        work: Some(position.work),
     };
     Ok(Some((event, micro_steps)))
 }

@@ -61,6 +61,8 @@ pub fn step_event(arm: u64, step: u64) -> StepEvent {
         },
         branch_norm: None,
         packing: None,
+        times: None,
+        work: None,
     }
 }
 
@@ -81,6 +83,7 @@ pub fn validation(arm: u64, step: u64) -> ValidationEvent {
         ceiling_psnr: 26.9,
         wrist_latent_mse: None,
         ms: 2_100.0,
+        work: None,
     }
 }
 

@@ -55,6 +55,7 @@ pub fn train() -> TrainConfig {
         save_every: 100,
         keep_last: 2,
         keep_every: 0,
+        resume_warmup: 50,
         recompute: true,
     }
 }

@@ -24,6 +24,7 @@ pub fn spec_of(folder: &Path, name: &str, recipe: Recipe) -> WorkerSpec {
         warnings: vec![],
         command_line: vec!["test".into()],
         code_version: "test".into(),
+        accepted: vec![],
     }
 }
 

@@ -113,6 +113,7 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     let mut lines: Vec<(String, Style)> = lines.into_iter().map(|line| (line, why_style)).collect();
     let dim = theme.role(Role::Dim);
     lines.push((status::safety(arm.run, arm.state, app.now_ms), dim));
+    lines.push((format::clean(&status::changes(arm.run)), theme.role(Role::Warning)));
     lines.push((packing, numbers));
     if let Some(job) = arm.job.filter(|job| job.is_live()) {
         lines.push((format::clean(&status::job(job, app)), dim));

@@ -379,9 +379,17 @@ fn seams(app: &App, arms: &[Arm<'_>], area: Rect, buffer: &mut Buffer) {
             if step == 0 {
                 continue;
             }
-            let style = app.theme.arm(arm.position).add_modifier(Modifier::DIM);
-            vertical(buffer, x, area, "┊", style);
-            let text = format!("{} {}", arm.short, status::seam_cause(&pair[0]));
+            let changed = status::changed_fields(arm.run, pair[1].started.attempt);
+            // What was accepted by name is no mere interruption: the curve goes on as something else.
+            let (symbol, style) = match changed.is_empty() {
+                true => ("┊", app.theme.arm(arm.position).add_modifier(Modifier::DIM)),
+                false => ("╎", app.theme.role(Role::Warning)),
+            };
+            vertical(buffer, x, area, symbol, style);
+            let text = match changed.is_empty() {
+                true => format!("{} {}", arm.short, status::seam_cause(&pair[0])),
+                false => format::fit_words(&format!("{} changed: {changed}", arm.short), usize::from(area.width / 2)),
+            };
             let width = format::width(&text) as u16;
             let start = if x + 1 + width <= area.right() { x + 1 } else { x.saturating_sub(width).max(area.x) };
             let free = |row: u16| {

@@ -146,7 +146,17 @@ fn facts(arm: &Arm<'_>, metric: Metric) -> Option<Vec<String>> {
         }
         Metric::Loss => {
             let step = step?;
-            vec![format!("gradient norm {}", significant(step.grad_norm)), format!("lr {}", significant(step.lr))]
+            let work = step.work.and_then(|work| Some((work, work.warmup_share()?)));
+            let work = work.map(|(work, warmup)| {
+                let samples = thousands(work.full_lr_samples);
+                format!(
+                    "full lr {} steps, {samples} samples, warm-up {}",
+                    thousands(work.full_lr_steps),
+                    percent(warmup)
+                )
+            });
+            let lr = format!("lr {}", significant(step.lr));
+            [format!("gradient norm {}", significant(step.grad_norm)), lr].into_iter().chain(work).collect()
         }
         _ => return None,
     })

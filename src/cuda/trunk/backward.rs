@@ -87,11 +87,7 @@ impl Pass<'_> {
             [narrow(v.cross_q_normed), narrow(v.cross_k_normed), pair(v.cross_kv, width)],
             (narrow(v.cross_attended.0), v.cross_attended.1),
             narrow(attended_gradient),
-            Gradients {
-                q: narrow(q_normed_gradient),
-                k: narrow(k_normed_gradient),
-                v: pair(kv_gradient, width),
-            },
+            Gradients { q: narrow(q_normed_gradient), k: narrow(k_normed_gradient), v: pair(kv_gradient, width) },
             &tables.text,
             size.heads,
             self.arena,

@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn a_budget_buys_the_most_valuable_first_and_is_never_passed() {
-        let size = Size { tokens: 1024, text: 8, rows: 4, segments: 32, width: 64, ffn: 256, heads: 2, operand_bytes: 2 };
+        let size =
+            Size { tokens: 1024, text: 8, rows: 4, segments: 32, width: 64, ffn: 256, heads: 2, operand_bytes: 2 };
         let stream = 1024 * 64 * 2;
         assert_eq!(KeepPolicy::within(0, &size, 3), KeepPolicy::NOTHING);
         let some = KeepPolicy::within(4 * stream, &size, 3);

@@ -142,6 +142,16 @@ impl Trunk {
         }
     }
 
+    /// FLOP of a batch's forward pass, a multiply-add counting 2: matrix products and visible pairs.
+    pub fn forward_flop(&self, tables: &BatchTables) -> f64 {
+        let TrunkShape { depth, width, ffn, .. } = self.shape;
+        let [depth, width, ffn] = [depth, width, ffn].map(|size| size as f64);
+        let linears = tables.tokens() as f64 * 2.0 * (6.0 * width * width + 2.0 * width * ffn)
+            + tables.text() as f64 * 4.0 * width * width;
+        let pairs = (tables.attention.pairs + tables.text_attention.pairs) as f64;
+        depth * (linears + 4.0 * width * pairs)
+    }
+
     /// Bytes of arena that a batch takes under a policy: the program itself, run without a device.
     pub fn predict(&self, tables: &BatchTables, policy: &KeepPolicy) -> Result<u64> {
         let counting = Self {
@@ -194,8 +204,7 @@ impl<'t> Pass<'t> {
         let depth = trunk.shape.depth;
         let stream = size.tokens * size.width;
         let boundaries = (0..=depth).map(|_| arena.take(stream)).collect::<Result<_>>()?;
-        let kept =
-            (0..depth).map(|layer| Kept::allocate(policy, layer, depth, &size, arena)).collect::<Result<_>>()?;
+        let kept = (0..depth).map(|layer| Kept::allocate(policy, layer, depth, &size, arena)).collect::<Result<_>>()?;
         let dx = arena.take(stream)?;
         let e0_gradient = arena.take(size.rows * 6 * size.width)?;
         let text_gradient = arena.take(size.text * size.width)?;

@@ -221,7 +221,8 @@ impl LingbotModel {
             },
             video_tokens: 0,
         };
-        let now = sinusoid_f32(&[t], self.config.freq_dim, self.head_modulation.dtype(), self.head_modulation.device())?;
+        let now =
+            sinusoid_f32(&[t], self.config.freq_dim, self.head_modulation.dtype(), self.head_modulation.device())?;
         let (e, e0) = self.video_time.forward(&now)?;
         let conditioning = Conditioning {
             e0: e0.unsqueeze(0)?.detach(),
@@ -230,7 +231,9 @@ impl LingbotModel {
             geometry: None,
         };
         let device = self.head_modulation.device();
-        let mut x = self.stream(&self.patch_embedding.forward(&self.patches(&noisy.to_device(device)?)?)?.unsqueeze(0)?)?.detach();
+        let mut x = self
+            .stream(&self.patch_embedding.forward(&self.patches(&noisy.to_device(device)?)?)?.unsqueeze(0)?)?
+            .detach();
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward_after(&x, &conditioning, &placement, history.memory.get(layer))?.0.detach();
         }

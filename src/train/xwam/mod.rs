@@ -14,7 +14,7 @@ use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
 use crate::Result;
 use crate::config::XwamRecipe;
 use crate::data::{ClipId, Progress, sha256_hex};
-use crate::model::{Parameters, Transformer, XwamModel, parameter_specs, TrunkShape};
+use crate::model::{Parameters, Transformer, TrunkShape, XwamModel, parameter_specs};
 use crate::weights::Provenance;
 use candle_core::{Device, Tensor};
 use serde_json::{Map, Value};
@@ -141,7 +141,8 @@ impl Task for XwamTask {
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
             let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
-            let MicroStep { losses, timing } = engine.micro_step(model, &input, weight, loss)?;
+            let MicroStep { losses, timing, device } = engine.micro_step(model, &input, weight, loss)?;
+            parts.add_times(device.as_ref());
             done(MicroStepProfile {
                 step,
                 micro_step,
