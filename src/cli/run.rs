@@ -133,7 +133,10 @@ fn other_program(job: &InsideJob, run: &RunDir) -> Option<String> {
     let record = records.iter().rfind(|record| record.job == job.identity.id)?;
     let now = hash_file(&this_program().ok()?).ok()?;
     (now != record.program_sha256).then(|| {
-        format!("the program was built anew since job {} was submitted; this attempt trains with the new one", record.job)
+        format!(
+            "the program was built anew since job {} was submitted; this attempt trains with the new one",
+            record.job
+        )
     })
 }
 

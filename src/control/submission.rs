@@ -6,10 +6,16 @@ use crate::data::sha256_hex;
 use crate::files::{create_folder, io_error, write_whole};
 use crate::runlog::{ExperimentRuns, Liveness, RunDir, RunReader, RunState, RunView, now_ms};
 use crate::slurm::{
-    BatchScript, JobId, JobRecord, QueuedJob, Scheduler, comment_of, job_name, lint_wrapper, record_job, signal_lead_s,
+    BatchScript, JobId, JobRecord, JobState, QueuedJob, Scheduler, comment_of, job_name, lint_wrapper, record_job,
+    signal_lead_s,
 };
 use crate::{Error, Exit, Result};
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A job that was told to end may take Slurm's time between SIGTERM and SIGKILL.
+const END_PATIENCE: Duration = Duration::from_secs(45);
+const END_POLL: Duration = Duration::from_secs(3);
 
 /// How the arms of an experiment are submitted.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,7 +83,7 @@ impl SubmitCommand {
         let run = self.run(arm);
         let view = read(&run)?;
         let comment = comment_of(&run);
-        let queue = scheduler.queue()?;
+        let queue = settled_queue(scheduler, &comment)?;
         refuse_busy(arm, &view, live_job(&queue, &comment))?;
         let script = self.script_of(arm, &view)?;
         create_folder(&run.slurm())?;
@@ -99,6 +105,19 @@ impl SubmitCommand {
         let program_sha256 = hash_file(&script.program)?;
         record_job(&run, &JobRecord { job, time_ms: now_ms(), by: by.to_owned(), script: name, program_sha256 })?;
         Ok(job)
+    }
+}
+
+/// The queue, once no job of this run is on its way out any more: only then it is known whether it comes back.
+fn settled_queue(scheduler: &dyn Scheduler, comment: &str) -> Result<Vec<QueuedJob>> {
+    let asked = Instant::now();
+    loop {
+        let queue = scheduler.queue()?;
+        let ending = live_job(&queue, comment).is_some_and(|job| job.state == JobState::Completing);
+        if !ending || asked.elapsed() > END_PATIENCE {
+            return Ok(queue);
+        }
+        std::thread::sleep(END_POLL);
     }
 }
 

@@ -33,7 +33,7 @@ impl Simulation {
         self.tries.partition_point(|it| *it <= tries) as f64 / self.tries.len().max(1) as f64
     }
 
-    /// A limit for retries that all but one in a thousand runs keep, with half as many to spare.
+    /// A limit for tries that all but one in a thousand runs keep, with half as many to spare.
     pub fn retry_limit(&self) -> u32 {
         (f64::from(self.tries(0.999)) * 1.5).ceil() as u32
     }
@@ -147,8 +147,9 @@ mod tests {
     #[test]
     fn the_laboratorys_retries_and_the_way_without_preemption() {
         let played = simulate(&preempted_ones(), &M1, 100, 7);
-        assert!((0.40..0.56).contains(&played.done_within(5)), "{}", played.done_within(5));
-        assert!(played.done_within(30) > 0.999);
+        // Five retries are six tries: a coin's toss. Thirty suffice.
+        assert!((0.47..0.55).contains(&played.done_within(6)), "{}", played.done_within(6));
+        assert!(played.done_within(31) > 0.999);
         assert!(played.retry_limit() >= played.tries(0.999));
         let own = simulate(&Survival::never(), &M1, 500, 7);
         assert_eq!((own.tries_mean, own.tries(0.5)), (1.0, 1));

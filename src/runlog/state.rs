@@ -78,7 +78,7 @@ impl RunView {
         let mean = |of: fn(&SaveView) -> f64| measured().map(of).sum::<f64>() / measured().count() as f64;
         let attempt = self.attempt()?;
         let own: f64 = measured().filter(|it| it.attempt == attempt.started.attempt).map(|save| save.blocked_ms).sum();
-        let spent_ms = self.last_event_ms?.checked_sub(attempt.first_step_ms?).unwrap_or(0) as f64;
+        let spent_ms = self.last_event_ms?.saturating_sub(attempt.first_step_ms?) as f64;
         (measured().count() > 0).then(|| SaveCost {
             blocked_ms: mean(|save| save.blocked_ms),
             durable_ms: mean(|save| save.ms),

@@ -115,17 +115,12 @@ impl InsideJob {
         if details.restarts > self.identity.restart {
             return ended(Cause::Preempted, true, false);
         }
-        let warned = |cause, left: Duration| Notice {
-            cause,
-            left: Some(left.saturating_sub(since)),
-            requeued: false,
-            requeue: self.managed,
-        };
+        let warned = |cause, left: Duration| Notice { cause, left: Some(left), requeued: false, requeue: self.managed };
         match (&details.state, details.preempt_s, details.end_s) {
             (JobState::Running | JobState::Suspended | JobState::Configuring, Some(told_s), end_s) => {
                 // Both by the controller's clock, so that the node's does not matter.
                 let grace = end_s.map_or(0, |end_s| end_s.saturating_sub(told_s));
-                warned(Cause::Preempted, Duration::from_secs(grace))
+                warned(Cause::Preempted, Duration::from_secs(grace).saturating_sub(since))
             }
             (JobState::Running | JobState::Suspended | JobState::Configuring, None, end_s) => {
                 let left = end_s.map(|end_s| Duration::from_secs(end_s.saturating_sub(now_s())));
@@ -220,7 +215,8 @@ mod tests {
         let near = format!("JobState=RUNNING Reason=None Restarts=1 EndTime={} PreemptTime=None", now_s() + 200);
         let seen = notice("SIGUSR2", &near);
         assert!(seen.cause == Cause::TimeLimit && seen.requeue, "{seen:?}");
-        assert!(seen.left.unwrap() <= Duration::from_secs(198));
+        let left_s = seen.left.unwrap().as_secs();
+        assert!((195..=200).contains(&left_s), "from now, however long ago the signal came: {left_s}");
         let far = format!("JobState=RUNNING Reason=None Restarts=1 EndTime={} PreemptTime=None", now_s() + 4000);
         let asked = Notice { cause: Cause::Asked, left: None, requeued: false, requeue: false };
         assert_eq!(notice("SIGUSR2", &far), asked);

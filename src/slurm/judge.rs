@@ -52,6 +52,11 @@ fn over(view: &RunView, state: RunState, reason: String, job: &JobView, is_its_a
     let step = thousands(view.steps_done());
     let own_word = view.outcome.is_some() || view.attempt().is_some_and(|attempt| attempt.ended.is_some());
     match (&job.state, own_word) {
+        // It was to come back, and will not.
+        (JobState::Cancelled, true) if state == RunState::Preempted => (RunState::Stopped, format!("{said}; {reason}")),
+        (ended, true) if state == RunState::Preempted && *ended != JobState::Preempted => {
+            (RunState::Failed, format!("{said}; {reason}"))
+        }
         // The run's own word on what it did stands; an exit code that was lost on the way is named.
         (JobState::Completed, true) if state == RunState::Failed => (
             state,
@@ -188,6 +193,18 @@ mod tests {
         }
         let (state, text) = judged(&RunView::default(), &job("FAILED", "failed: exit code 78", 0));
         assert!(state == RunState::Failed && text.contains("does its node see this folder?"), "{text}");
+    }
+
+    #[test]
+    fn a_preempted_run_whose_job_is_over_does_not_wait_for_it() {
+        let mut preempted = silent(0);
+        let reason = "preempted, and requeued by Slurm with a checkpoint".to_owned();
+        preempted.outcome =
+            Some(OutcomeView { outcome: Outcome::Stopped, reason: reason.clone(), exit_code: 75, step: 400 });
+        let (state, text) = judged(&preempted, &job("CANCELLED", "was cancelled by anna", 1));
+        assert_eq!((state, text), (RunState::Stopped, format!("job 7 was cancelled by anna; {reason}")));
+        assert_eq!(judged(&preempted, &job("FAILED", "failed: exit code 1", 1)).0, RunState::Failed);
+        assert_eq!(judged(&preempted, &job("PREEMPTED", "was preempted", 0)), (RunState::Preempted, reason));
     }
 
     #[test]

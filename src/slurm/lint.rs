@@ -62,9 +62,11 @@ fn without_comment(line: &str) -> &str {
 }
 
 fn runs_the_program(line: &str) -> bool {
-    ["\"$@\"", "$@", "$*", "\"$1\"", "$1"].iter().any(|words| line.contains(words))
-        && !["echo", "printf", "if ", "[ ", "[[ "].iter().any(|start| line.starts_with(start))
-        && !is_assignment(line)
+    line.split(';').map(str::trim).any(|command| {
+        ["$@", "$*", "$1"].iter().any(|words| command.contains(words))
+            && !["echo", "printf", "if ", "[ ", "[[ "].iter().any(|start| command.starts_with(start))
+            && !is_assignment(command)
+    })
 }
 
 /// `cmd="$@"`: kept for later.

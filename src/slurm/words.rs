@@ -24,6 +24,7 @@ pub fn reason_words(job: &QueuedJob, queue: &[QueuedJob]) -> String {
         "Licenses" => "no licence is free".to_owned(),
         "NodeDown" => "its node is down".to_owned(),
         "InvalidAccount" | "InvalidQOS" => "its account or QOS is no longer valid".to_owned(),
+        "None" | "" if job.restarts > 0 => "it was requeued a moment ago".to_owned(),
         "None" | "" => "it was submitted a moment ago".to_owned(),
         other => match limit_words(other, job, queue) {
             Some(words) => words,
@@ -165,7 +166,7 @@ mod tests {
                 "ReqNodeNotAvail, Reserved for maintenance",
                 "its time limit reaches into a maintenance or reservation; a shorter time may start now (ReqNodeNotAvail, Reserved for maintenance)",
             ),
-            ("None", "it was submitted a moment ago"),
+            ("None", "it was requeued a moment ago"),
             ("SomethingNew", "Slurm says SomethingNew"),
         ];
         for (reason, wanted) in cases {
