@@ -97,6 +97,7 @@ fn work(run: RunDir, mode: &str) -> Result<Exit> {
             parameters: 1,
             device: "cpu".to_owned(),
             threads: std::env::var("RAYON_NUM_THREADS").unwrap().parse().unwrap(),
+            job: None,
             command_line: vec![],
             code_version: "test".to_owned(),
             arm_yaml: "a: 1\n".to_owned(),

@@ -28,6 +28,7 @@ fn new_attempt(start_step: u64) -> NewAttempt {
         parameters: 1_234_567,
         device: "cpu".to_owned(),
         threads: 1,
+        job: None,
         command_line: vec!["lbva-tui".to_owned(), "run".to_owned()],
         code_version: "0.1.0".to_owned(),
         arm_yaml: "train:\n  steps: 100\n  seed: 7\n".to_owned(),

@@ -36,6 +36,7 @@ pub enum Action {
     Stop,
     Kill,
     Resume,
+    Plan,
     Refresh,
     Suspend,
     Help,
@@ -172,6 +173,14 @@ pub const BINDINGS: &[Binding] = &[
         "Kill the selected arm: saves nothing (asks for its name)",
         [(Char('K'), NONE)],
         true
+    ),
+    binding!(
+        Everywhere,
+        "P",
+        Plan,
+        "",
+        "How often to save, tries and hours to the end, from attempts that were seen",
+        [(Char('P'), NONE)]
     ),
     binding!(Everywhere, "?", Help, "help", "This help", [(Char('?'), NONE), (F(1), NONE)]),
     binding!(Everywhere, ":", Palette, "", "Find an action by its words", [(Char(':'), NONE)]),

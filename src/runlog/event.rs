@@ -74,6 +74,20 @@ pub struct AttemptStarted {
     /// `cpu`, `cuda:0`, ...
     pub device: String,
     pub threads: usize,
+    /// The job that the worker is part of; absent outside Slurm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobIdentity>,
+}
+
+/// Which start of which job an attempt is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobIdentity {
+    /// The number stays the same when a job is requeued.
+    pub id: u64,
+    /// How often it was requeued before.
+    pub restart: u32,
+    /// Slurm's name of the node.
+    pub node: String,
 }
 
 /// What a worker does when it is not stepping.
