@@ -155,8 +155,9 @@ fn survives(name: &str, fixture: &Fixture, save_every: u64, strikes: &[(Moment, 
             "{name}: kill {index}, {saved} after {durable}"
         );
         let done = lines.iter().filter(|line| line["event"] == "step").filter_map(|line| line["step"].as_u64()).max();
-        // A save is begun each interval and waited for before the next: two intervals are all that can be lost.
-        assert!(done.unwrap_or(0) < saved + 2 * save_every + 1, "{name}: {done:?} done, {saved} saved");
+        // A save is begun each interval and durable a quarter of one later, at the latest after a step.
+        let lost = save_every + (save_every / 4).max(1);
+        assert!(done.unwrap_or(0) <= saved + lost, "{name}: {done:?} done, {saved} saved");
         durable = saved;
         let reader = read(&victim.run);
         assert_eq!((reader.view().liveness, reader.view().state(now_ms()).0), (Liveness::Dead, RunState::Failed));

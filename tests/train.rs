@@ -7,7 +7,8 @@ use lbva_tui::codec::{FitSettings, LinearCodec};
 use lbva_tui::config::{CodecConfig, Decay, Recipe, XwamRecipe};
 use lbva_tui::data::Dataset;
 use lbva_tui::runlog::{
-    Check, Checkpoint, CheckpointStore, Event, Level, Outcome, Phase, RunDir, RunReader, RunState, Work, now_ms,
+    Check, Checkpoint, CheckpointStore, Event, Level, Outcome, OutcomeRecord, Phase, RunDir, RunReader, RunState, Work,
+    now_ms,
 };
 use lbva_tui::train::stop::StopFlag;
 use lbva_tui::train::worker::{self, WorkerSpec};
@@ -132,7 +133,7 @@ fn a_changed_configuration_is_refused_and_named() {
 fn an_accepted_change_goes_on_from_the_checkpoint_with_the_new_value() {
     let folder = tempfile::tempdir().unwrap();
     let mut first = recipe(false);
-    first.train.warmup_steps = 0;
+    (first.train.warmup_steps, first.train.decay) = (0, Decay::Constant);
     train(WorkerSpec { stop_after: Some(1), ..spec(folder.path(), "run", &first) }).0.unwrap();
     let mut changed = first.clone();
     (changed.train.lr, changed.train.seed) = (2.0 * first.train.lr, first.train.seed + 1);
@@ -222,6 +223,37 @@ fn diverging_training_fails_loudly_and_keeps_the_last_checkpoint() {
     let outcome = std::fs::read_to_string(folder.path().join("run/outcome.json")).unwrap();
     assert!(outcome.contains("failed"), "{outcome}");
     last_checkpoint(&folder.path().join("run"));
+}
+
+#[test]
+fn ruined_weights_are_named_and_never_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut recipe = recipe(false);
+    // Infinite in f32: the first update ruins every weight.
+    (recipe.train.lr, recipe.train.warmup_steps, recipe.train.decay) = (1e39, 0, Decay::Constant);
+    (recipe.train.save_every, recipe.validation.every) = (1, 100);
+    let error = train(spec(folder.path(), "run", &recipe)).0.unwrap_err();
+    assert_eq!(error.exit, Exit::Crash);
+    assert!(error.what.contains("action_decoder.") && error.what.contains("not finite"), "{error}");
+    assert_eq!(CheckpointStore::new(&RunDir::new(folder.path().join("run"))).list().unwrap(), Vec::<u64>::new());
+}
+
+#[test]
+fn a_panic_is_a_failure_with_its_reason_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = spec(folder.path(), "run", &recipe(false));
+    let run = spec.run.clone();
+    let error = worker::run(spec, StopFlag::default(), &mut |event| {
+        assert!(!matches!(event, Event::Step(step) if step.step == 2), "a bug at step 2");
+    })
+    .unwrap_err();
+    assert_eq!(error.exit, Exit::Crash);
+    let outcome: OutcomeRecord = serde_json::from_slice(&std::fs::read(run.outcome()).unwrap()).unwrap();
+    assert_eq!((outcome.outcome, outcome.exit_code), (Outcome::Failed, 70));
+    assert!(outcome.reason.contains("panicked"), "{outcome:?}");
+    let mut reader = RunReader::open(run.root());
+    reader.poll(now_ms()).unwrap();
+    assert_eq!(reader.view().state(now_ms()).0, RunState::Failed);
 }
 
 #[test]

@@ -202,7 +202,8 @@ const VERIFY_EXAMPLES: &str = "\
 Examples:
   lbva-tui verify golden xwam_public.safetensors
   lbva-tui verify packing configs/lingbot_tiny.yaml
-  lbva-tui verify noop experiments/demo";
+  lbva-tui verify noop experiments/demo
+  lbva-tui verify kernels --timing";
 
 const PACKING_EXAMPLES: &str = "\
 Example:
@@ -267,10 +268,23 @@ Every view and every frame that training uses is decoded. Verdicts are kept by t
 files: a second pass, or one after Ctrl-C, checks what changed. Exit 0; 65 if more is rejected than
 allowed, or the dataset contradicts itself.";
 
+const TOKENS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui data tokens data/droid
+  lbva-tui data tokens data/droid --repeat data/droid_again
+  lbva-tui data tokens data/droid --replaced observation.images.exterior_1_left=data/droid_other
+
+Caches are compared on the episodes and frames that both have: one may hold more. Exit 65 if tokens
+are damaged or not finite, differ when encoded again, or do not depend on the other views.";
+
 const REPORT_EXAMPLES: &str = "\
 Examples:
   lbva-tui report experiments/demo
-  lbva-tui report experiments/demo --json";
+  lbva-tui report experiments/demo --json
+  lbva-tui report experiments/demo --equal-work
+
+There is no verdict (undecided) if, by the records of the runs, they differ in more or less than the
+ablated fields, or were not equal at step 0 where they must be.";
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct Overrides {
@@ -449,6 +463,9 @@ pub enum Verify {
     /// A GPU's gradients of every parameter against the CPU's, in f32 and in bf16
     #[command(after_help = GRADIENTS_EXAMPLES)]
     Gradients(GradientsArguments),
+    /// Each kernel on this machine's GPU against its definition in f64, in f32 and in bf16
+    #[command(after_help = KERNELS_EXAMPLES)]
+    Kernels(KernelsArguments),
     /// The geometry branch changes nothing before it is trained, and something afterwards, in the training regime
     #[command(after_help = NOOP_EXAMPLES)]
     Noop {
@@ -456,6 +473,26 @@ pub enum Verify {
         #[arg(value_name = "EXPERIMENT")]
         experiment: PathBuf,
     },
+}
+
+const KERNELS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui verify kernels
+  lbva-tui verify kernels --timing
+  lbva-tui verify kernels --seed 1234 --json
+
+Inputs are drawn anew each time, and the seed is printed. A result in f32 may be off by 1e-5 (relative
+L2), in bf16 by 1e-2; two launches must give the same bits, and nothing beside an output may change.
+Exit 70 if an op fails, 69 without a GPU.";
+
+#[derive(Debug, Args)]
+pub struct KernelsArguments {
+    /// Time each op too, at the sizes of LingBot-VA's 5 B (9 GiB of GPU memory)
+    #[arg(long)]
+    pub timing: bool,
+    /// Seed of the inputs [default: from the clock]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
 }
 
 const GRADIENTS_EXAMPLES: &str = "\
@@ -504,6 +541,12 @@ pub struct BenchArguments {
 pub enum Bench {
     /// Forward and backward of LingBot-VA's 5 B on one GPU
     Trunk(TrunkBenchArguments),
+    /// Each matrix product of the trunk with each algorithm that cuBLASLt proposes
+    Gemm {
+        /// Rows of the products
+        #[arg(long, default_value_t = 80640)]
+        tokens: usize,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -637,11 +680,26 @@ pub enum Data {
     /// Read every clip or episode as training does, and list those that can and cannot be trained on
     #[command(after_help = VALIDATE_EXAMPLES)]
     Validate(ValidateArguments),
+    /// Read a dataset's cache of geometry tokens whole, and compare it with others
+    #[command(after_help = TOKENS_EXAMPLES)]
+    Tokens(TokenArguments),
     /// Print `q01` and `q99` of the training episodes' actions, to paste under data.actions
     Quantiles {
         /// An experiment's folder, or a recipe file
         path: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct TokenArguments {
+    /// A dataset's folder
+    pub dataset: PathBuf,
+    /// Dataset whose cache was encoded again from the same pictures: every bit must be the same
+    #[arg(long, value_name = "DATASET")]
+    pub repeat: Option<PathBuf>,
+    /// Dataset whose cache was encoded with this view's pictures replaced: the other views' tokens must change
+    #[arg(long, value_name = "VIEW=DATASET")]
+    pub replaced: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -697,4 +755,7 @@ pub enum Weights {
 pub struct ReportArguments {
     /// Folder with an experiment.yaml
     pub experiment: PathBuf,
+    /// Compare points that follow equal numbers of samples at full learning rate, not equal steps
+    #[arg(long)]
+    pub equal_work: bool,
 }

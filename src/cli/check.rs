@@ -2,16 +2,22 @@
 
 use super::arguments::{CheckArguments, Global};
 use super::device::{Device, describe};
+use super::forecast::{self, ArmForecast, DiskReport};
 use super::output;
-use crate::codec::{LinearCodec, SPACE_STRIDE};
-use crate::config::{self, CodecConfig, Experiment, LatentSource, LingbotRecipe, Recipe, XwamRecipe};
-use crate::data::{Dataset, EpisodeSet};
+use crate::codec::{Extent, LatentCodec, LinearCodec, SPACE_STRIDE};
+use crate::config::{self, CodecConfig, Experiment, LatentSource, LingbotRecipe, PackingKind, Recipe, XwamRecipe};
+use crate::data::{ClipSample, Dataset, EpisodeSet};
 use crate::model::{self, ParameterCount};
 use crate::pack::cost::CostModel;
+use crate::pack::length::{round_up, trunk_tokens};
 use crate::pack::step::Planner;
+use crate::runlog::ExperimentRuns;
+use crate::train::forecast::Shape;
 use crate::train::lingbot::{UNDECODED, batches, measured_chunks};
+use crate::train::profile::megabytes;
 use crate::words::thousands;
 use crate::{Error, Exit, Result};
+use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -41,6 +47,8 @@ struct Report {
     ablated: Vec<Ablated>,
     /// Absent if it was not opened.
     data: Option<DataReport>,
+    /// Of an experiment, whose runs have a place.
+    disk: Option<DiskReport>,
     /// What is worth knowing and no problem.
     notes: Vec<String>,
     device: Option<Device>,
@@ -54,6 +62,7 @@ struct ArmReport {
     parameters: Value,
     #[serde(skip)]
     count: ParameterCount,
+    forecast: ArmForecast,
 }
 
 /// What the dataset gives this recipe.
@@ -96,14 +105,16 @@ fn examine(path: &Path, overrides: &[String]) -> Report {
     }
 }
 
-/// Opens what the recipes name, as a run would, short of decoding: metadata, every row of state and action, every
-/// video's frame table, the codec.
-fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
+/// Opens what the recipes name, as a run would: metadata, every row of state and action, every video's frame table, the
+/// codec. Decoded are the first and the last sample of training and of validation. Gives the shape of each recipe's largest
+/// micro-step.
+fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) -> Vec<Option<Shape>> {
+    let mut shapes = Vec::new();
     for (_, recipe) in recipes {
-        match recipe {
+        shapes.push(match recipe {
             Recipe::Xwam(recipe) => open_clips(report, recipe),
             Recipe::Lingbot(recipe) => open_episodes(report, recipe),
-        }
+        });
         match recipe.codec() {
             CodecConfig::Linear { path } if path.exists() => {
                 report.add(LinearCodec::load(path).err().into_iter().collect())
@@ -121,6 +132,14 @@ fn open_data(report: &mut Report, recipes: &[(String, Recipe)]) {
             report.note(format!("train.warmup_steps {warmup} does not end within train.steps {steps}"));
         }
     }
+    shapes
+}
+
+/// The first and the last of a list, once if they are one.
+fn ends<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
+    let mut ends: Vec<T> = list.first().into_iter().chain(list.last()).copied().collect();
+    ends.dedup();
+    ends
 }
 
 /// Are the latents read from files, so that training needs no codec?
@@ -128,12 +147,23 @@ fn published(recipe: &Recipe) -> bool {
     matches!(recipe, Recipe::Lingbot(recipe) if recipe.data.latents == LatentSource::Official)
 }
 
-fn open_clips(report: &mut Report, recipe: &XwamRecipe) {
+fn open_clips(report: &mut Report, recipe: &XwamRecipe) -> Option<Shape> {
+    let mut shape = None;
     match Dataset::open(&recipe.data, &recipe.model) {
         Ok(dataset) => {
             let (height, width) = dataset.picture_size();
             report.add(config::validate_image_size(recipe.model.patch_size, height, width));
             report.add(dataset.probe());
+            let clips = [ends(dataset.train()), ends(dataset.validation())].concat();
+            let samples: Vec<Result<ClipSample>> = clips.par_iter().map(|clip| dataset.load(clip)).collect();
+            let cells = Extent { frames: recipe.data.frames, height, width }.latent().ok();
+            for sample in samples {
+                match (sample, cells) {
+                    (Ok(sample), Some(cells)) => shape = Some(clip_shape(recipe, &sample, cells)),
+                    (Ok(_), None) => {}
+                    (Err(problem), _) => report.add(vec![problem]),
+                }
+            }
             report.data = Some(DataReport {
                 dataset: recipe.data.dataset.clone(),
                 sample: "clips",
@@ -149,20 +179,43 @@ fn open_clips(report: &mut Report, recipe: &XwamRecipe) {
         }
         Err(problem) => report.add(vec![problem]),
     }
+    shape
 }
 
-fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) {
+/// Tokens of a clip: patches of all views' latents, actions, proprioception.
+fn clip_shape(recipe: &XwamRecipe, sample: &ClipSample, cells: Extent) -> Shape {
+    let model = &recipe.model;
+    let [time, height, width] = model.patch_size;
+    let video = model.num_views * (cells.frames / time) * (cells.height / height) * (cells.width / width);
+    let tokens = video + sample.action.len() / model.action_dim + sample.proprio.len() / model.proprio_dim;
+    Shape { sequences: recipe.train.batch_size as u64, tokens: tokens as u64, text_rows: model.text_len as u64 }
+}
+
+fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) -> Option<Shape> {
     let set = match EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text) {
         Ok(set) => set,
-        Err(problem) => return report.add(vec![problem]),
+        Err(problem) => {
+            report.add(vec![problem]);
+            return None;
+        }
     };
     for left_out in set.excluded() {
         report.note(left_out.to_string());
     }
     report.add(set.probe());
+    let codec = match &recipe.codec {
+        CodecConfig::Linear { path } => LinearCodec::load(path).ok(),
+        CodecConfig::WanVae { .. } => None,
+    };
+    if codec.is_some() || recipe.data.latents == LatentSource::Official {
+        let codec = codec.as_ref().map(|codec| codec as &dyn LatentCodec);
+        let episodes = [ends(set.train()), ends(set.validation())].concat();
+        report.add(episodes.par_iter().filter_map(|id| set.load(*id, codec, None).err()).collect());
+    }
     let (height, width) = set.grid();
     let problems = config::validate_image_size(recipe.model.patch_size, height * SPACE_STRIDE, width * SPACE_STRIDE);
-    if problems.is_empty() {
+    let problems_free = problems.is_empty();
+    if problems_free {
         report.add(planned(&set, recipe).err().into_iter().collect());
     }
     report.add(problems);
@@ -182,6 +235,23 @@ fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) {
         Ok(_) => {}
         Err(problem) => report.add(vec![problem]),
     }
+    problems_free.then(|| episode_shape(&set, recipe))
+}
+
+/// The longest sequence that this packing makes.
+fn episode_shape(set: &EpisodeSet, recipe: &LingbotRecipe) -> Shape {
+    let (packing, frame) = (&recipe.packing, batches::frame_tokens(set, &recipe.model));
+    let longest = batches::lengths(set).into_iter().max().unwrap_or(0);
+    let (tokens, episodes) = match packing.kind {
+        PackingKind::Unpacked => (trunk_tokens(longest, frame), 1),
+        PackingKind::Bucket => {
+            let episodes = recipe.train.batch_size;
+            (episodes * trunk_tokens(round_up(longest, packing.pad_multiple), frame), episodes)
+        }
+        PackingKind::Budget => (packing.token_budget, recipe.train.batch_size * recipe.train.accumulate),
+    };
+    let tokens = round_up(tokens, packing.alignment) as u64;
+    Shape { sequences: 1, tokens, text_rows: (episodes * recipe.model.text_len) as u64 }
 }
 
 /// Does every step of this packing come about?
@@ -208,22 +278,30 @@ impl Report {
         let ablated = ablated.collect();
         // Sizes that are refused could overflow the arithmetic of counting.
         let countable = |recipe: &Recipe| config::validate(recipe).is_empty();
-        let arms = recipes.iter().filter(|(_, recipe)| countable(recipe)).map(|(name, recipe)| {
-            let count = model::count(recipe);
-            let parameters = json!({
-                "base": count.base, "base_total": count.base_total(),
-                "geometry": count.geometry, "geometry_total": count.geometry_total(),
-                "total": count.total(),
+        let runs = experiment.map(|experiment| ExperimentRuns::new(&experiment.directory));
+        let arms = |shapes: &[Option<Shape>]| -> Vec<ArmReport> {
+            let countable = recipes.iter().enumerate().filter(|(_, (_, recipe))| countable(recipe));
+            let arm = countable.map(|(index, (name, recipe))| {
+                let count = model::count(recipe);
+                let parameters = json!({
+                    "base": count.base, "base_total": count.base_total(),
+                    "geometry": count.geometry, "geometry_total": count.geometry_total(),
+                    "total": count.total(),
+                });
+                let run = runs.as_ref().map(|runs| runs.run(name));
+                let forecast = ArmForecast::of(recipe, shapes.get(index).copied().flatten(), run.as_ref());
+                ArmReport { name: name.clone(), parameters, count, forecast }
             });
-            ArmReport { name: name.clone(), parameters, count }
-        });
+            arm.collect()
+        };
         let mut report = Self {
             ok: true,
             name: experiment.map_or_else(|| path.display().to_string(), |experiment| experiment.name.clone()),
             question: experiment.map(|experiment| experiment.question.clone()).unwrap_or_default(),
-            arms: arms.collect(),
+            arms: Vec::new(),
             ablated,
             data: None,
+            disk: None,
             notes: Vec::new(),
             device,
             problems,
@@ -233,8 +311,23 @@ impl Report {
             Some((_, recipe)) if experiment.is_none() && !recipe.dataset().exists() => {
                 report.note(format!("{} is not here: data and codec were not checked", recipe.dataset().display()));
             }
-            Some(_) if report.problems.is_empty() => open_data(&mut report, &recipes),
+            Some(_) if report.problems.is_empty() => {
+                let shapes = open_data(&mut report, &recipes);
+                report.arms = arms(&shapes);
+                if let Some(experiment) = experiment {
+                    match forecast::disk(&experiment.directory, &recipes) {
+                        Ok((disk, problem)) => {
+                            report.disk = Some(disk);
+                            report.add(problem.into_iter().collect());
+                        }
+                        Err(problem) => report.add(vec![problem]),
+                    }
+                }
+            }
             _ => {}
+        }
+        if report.arms.is_empty() {
+            report.arms = arms(&[]);
         }
         report.ok = report.problems.is_empty();
         report
@@ -278,6 +371,12 @@ impl Report {
             let (training, validation) = (thousands(data.training as u64), thousands(data.validation as u64));
             let size = format!("{} x {}", data.width, data.height);
             rows.push(("data", format!("{training} training and {validation} validation {} of {size}", data.sample)));
+        }
+        let forecasts: Vec<(String, String)> = self.arms.iter().flat_map(|arm| arm.forecast.rows(&arm.name)).collect();
+        rows.extend(forecasts.iter().map(|(label, text)| (label.as_str(), text.clone())));
+        if let Some(disk) = &self.disk {
+            let (needed, available) = (megabytes(disk.needed_bytes), megabytes(disk.available_bytes));
+            rows.push(("disk", format!("{needed} MB for the checkpoints of all arms, {available} MB can be had")));
         }
         if let Some(device) = &self.device {
             rows.push(("device", format!("{} ({})", device.name, device.reason)));

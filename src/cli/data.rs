@@ -1,8 +1,9 @@
-//! `data info`, `data fit-codec` and `data quantiles`; `data pack` and `data validate` in files of their own.
+//! `data info`, `data fit-codec` and `data quantiles`; `data pack`, `data tokens` and `data validate` in files of their own.
 
 use super::arguments::{Data, DataArguments, Global};
 use super::chosen::choose;
 use super::data_pack::pack_recipe;
+use super::data_tokens::check_tokens;
 use super::data_validate::validate_data;
 use super::{allow_writing, data_episodes, output};
 use crate::codec::{FitSettings, FitSummary, PictureSource, fit_and_save};
@@ -26,6 +27,7 @@ pub fn data(arguments: &DataArguments, global: &Global) -> Result<Exit> {
             pack_recipe(&path.display().to_string(), recipe.lingbot("data pack")?, global.json)
         }
         Data::Quantiles { path } => quantiles(path, global),
+        Data::Tokens(arguments) => check_tokens(arguments, global),
         Data::Validate(arguments) => validate_data(arguments, global),
     }
 }

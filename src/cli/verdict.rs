@@ -4,7 +4,10 @@ use super::arguments::{Global, ReportArguments};
 use super::output;
 use crate::config::Experiment;
 use crate::console::{Decision as Shown, VerdictSource, VerdictView};
-use crate::eval::verdict::{Decision, Plan, SCOPE, Verdict, judge, load_points};
+use crate::eval::verdict::{
+    ArmWork, Decision, Plan, Record, SCOPE, Verdict, at_equal_work, confounders, judge, load_points, seams,
+    unequal_work,
+};
 use crate::runlog::{ExperimentRuns, RunReader, RunState, RunView, now_ms};
 use crate::{Exit, Result};
 use std::sync::Arc;
@@ -15,7 +18,7 @@ const WIDTH: usize = 100;
 /// Prints the trajectories and the verdict.
 pub fn report(arguments: &ReportArguments, global: &Global) -> Result<Exit> {
     let experiment = Experiment::load(&arguments.experiment)?;
-    let summary = VerdictSummary::form(&experiment)?;
+    let summary = VerdictSummary::form_with(&experiment, arguments.equal_work)?;
     if global.json {
         output::document(&summary.verdict)?;
     } else {
@@ -50,10 +53,19 @@ pub struct VerdictSummary {
 impl VerdictSummary {
     /// Reads both deciding arms' validation points and judges them.
     pub fn form(experiment: &Experiment) -> Result<Self> {
+        Self::form_with(experiment, false)
+    }
+
+    /// The same, step by step or, with `equal_work`, at equal numbers of samples at full learning rate.
+    fn form_with(experiment: &Experiment, equal_work: bool) -> Result<Self> {
         let runs = ExperimentRuns::new(&experiment.directory);
-        let mut reader = RunReader::open(runs.run(&experiment.rule.baseline).root());
-        reader.poll(now_ms())?;
-        Ok(Self { verdict: judge_with(experiment, &plan(experiment, Some(reader.view())))? })
+        let read = |arm: &str| {
+            let mut reader = RunReader::open(runs.run(arm).root());
+            reader.poll(now_ms()).map(|_| reader)
+        };
+        let (baseline, candidate) = (read(&experiment.rule.baseline)?, read(&experiment.rule.candidate)?);
+        let views = [baseline.view(), candidate.view()];
+        Ok(Self { verdict: judge_runs(experiment, views, equal_work)? })
     }
 
     /// For a terminal, as wide as it is.
@@ -71,8 +83,9 @@ pub fn planned_points(experiment: &Experiment) -> u64 {
 /// Forms the console's verdict whenever validation points were added.
 pub fn source(experiment: Experiment) -> VerdictSource {
     Box::new(move |views: &[Arc<RunView>]| {
-        let baseline = views.iter().find(|view| view.arm == experiment.rule.baseline);
-        let verdict = judge_with(&experiment, &plan(&experiment, baseline.map(AsRef::as_ref))).ok()?;
+        let find = |arm: &str| views.iter().find(|view| view.arm == arm).map(AsRef::as_ref);
+        let (baseline, candidate) = (find(&experiment.rule.baseline)?, find(&experiment.rule.candidate)?);
+        let verdict = judge_runs(&experiment, [baseline, candidate], false).ok()?;
         let decision = match verdict.decision {
             Decision::Better => Shown::Better,
             Decision::Worse => Shown::Worse,
@@ -84,10 +97,35 @@ pub fn source(experiment: Experiment) -> VerdictSource {
     })
 }
 
-fn judge_with(experiment: &Experiment, plan: &Plan) -> Result<Verdict> {
+/// Judges the deciding arms by their points, and by their records whether they may be compared.
+fn judge_runs(experiment: &Experiment, views: [&RunView; 2], equal_work: bool) -> Result<Verdict> {
     let runs = ExperimentRuns::new(&experiment.directory);
-    let points = |arm: &str| load_points(runs.run(arm).root());
-    judge(&experiment.rule, plan, &points(&experiment.rule.baseline)?, &points(&experiment.rule.candidate)?)
+    let rule = &experiment.rule;
+    let names = [&rule.baseline, &rule.candidate];
+    let [baseline, mut candidate] = names.map(|arm| load_points(runs.run(arm).root()));
+    let work = views.map(ArmWork::of);
+    let mut plan = plan(experiment, Some(views[0]));
+    if let [Some(left), Some(right)] = [Record::read(&runs.run(names[0]))?, Record::read(&runs.run(names[1]))?] {
+        plan.confounders = confounders(&experiment.ablated, &left, &right);
+    }
+    let mut notes: Vec<String> = views.iter().flat_map(|view| seams(view)).collect();
+    if equal_work {
+        let (moved, pairs) = at_equal_work(&work[0], &work[1], &candidate?);
+        candidate = Ok(moved);
+        let planned = plan.steps.len();
+        plan.steps.retain(|step| pairs.iter().any(|(partner, _)| partner == step));
+        let list = pairs.iter().map(|(step, other)| format!("{step} with {other}")).collect::<Vec<_>>().join(", ");
+        notes.push(format!(
+            "compared at equal samples at full learning rate, {} of {planned} points: steps {list}",
+            plan.steps.len()
+        ));
+    } else {
+        notes.extend(unequal_work(&work[0], &work[1]));
+    }
+    let mut verdict = judge(rule, &plan, &baseline?, &candidate?)?;
+    verdict.work = work.into();
+    verdict.notes.extend(notes);
+    Ok(verdict)
 }
 
 /// What was to be measured: by the run's own record where there is one, since `--steps` may have shortened it.

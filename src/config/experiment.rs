@@ -293,10 +293,6 @@ fn judge_parity(experiment: &Experiment, document: &Document, problems: &mut Vec
     let place = document.place(&[key("ablated")]);
     let reference = baseline.recipe.flatten();
     let fields: Vec<String> = reference.iter().map(|(field, _)| field.clone()).collect();
-    // A whole group may be ablated: `model.geometry` stands for each field below it.
-    let covers = |ablated: &str, field: &str| {
-        field.strip_prefix(ablated).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    };
     for ablated in &experiment.ablated {
         if !fields.iter().any(|field| covers(ablated, field)) {
             let problem = Error::refused("unknown_key", format!("ablated: the recipe has no field {ablated}"));
@@ -330,6 +326,12 @@ fn judge_parity(experiment: &Experiment, document: &Document, problems: &mut Vec
             }
         }
     }
+}
+
+/// Does a field that is named as ablated stand for this one? A whole group may be: `model.geometry` stands for each
+/// field below it, a list for its elements.
+pub(crate) fn covers(ablated: &str, field: &str) -> bool {
+    field.strip_prefix(ablated).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 /// Fields whose values differ, with both; a field that one side lacks is `absent` there.

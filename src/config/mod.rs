@@ -13,6 +13,7 @@ mod typed;
 mod types;
 mod validate;
 
+pub(crate) use experiment::covers;
 pub use experiment::{Arm, Examination, Experiment, examine};
 pub use lingbot::*;
 pub(crate) use typed::nearest;

@@ -6,7 +6,7 @@ use super::app::App;
 use super::format::{bytes, count, duration, join, milliseconds, percent, significant, significant_digits, thousands};
 use super::metric::Metric;
 use super::theme::Role;
-use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent};
+use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent, StepTimes};
 use crate::slurm::JobView;
 
 /// Glyph, word and role of a state.
@@ -267,6 +267,14 @@ pub fn value_line(run: &RunView, columns: usize) -> String {
     facts.push((4, format!("{} {}", memory_kind(run), bytes(step.memory.bytes as f64))));
     facts.push((3, format!("pad {}", percent(step.padding_waste))));
     join(facts, columns)
+}
+
+/// Where a step's time went on its device: how well it was used, then its parts.
+pub fn device_times(times: &StepTimes) -> Vec<String> {
+    let mfu = times.mfu.map(|mfu| format!("MFU {}", percent(mfu)));
+    let parts =
+        [("front", times.front_ms), ("trunk", times.trunk_ms), ("heads", times.back_ms), ("update", times.update_ms)];
+    mfu.into_iter().chain(parts.map(|(part, ms)| format!("{part} {}", milliseconds(ms)))).collect()
 }
 
 /// `GPU` or `RSS`: what the memory numbers measure.

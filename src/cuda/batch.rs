@@ -48,7 +48,7 @@ pub(crate) struct AttentionLists {
 }
 
 impl AttentionLists {
-    fn new(plan: &AttentionPlan, tiling: &Tiling) -> Self {
+    pub fn new(plan: &AttentionPlan, tiling: &Tiling) -> Self {
         let [forward, by_query, by_key] = [tiling.forward, tiling.by_query, tiling.by_key];
         let forward_lists = plan.tiles_by_query(forward[0], forward[1]);
         let by_query_lists = match by_query == forward {
@@ -170,7 +170,7 @@ fn samples_apart(batch: usize, queries: usize, keys: usize) -> Result<AttentionP
 }
 
 /// Tokens sorted by row, the starts of segments of at most [`SEGMENT`] of one row, and each row's first segment.
-fn segments(row_of_token: &[usize], rows: usize) -> (Vec<usize>, Vec<usize>, Vec<usize>) {
+pub(super) fn segments(row_of_token: &[usize], rows: usize) -> (Vec<usize>, Vec<usize>, Vec<usize>) {
     let mut row_start = vec![0usize; rows + 1];
     for &row in row_of_token {
         row_start[row + 1] += 1;

@@ -4,7 +4,10 @@
 //! rows of text an episode. Random weights give random numbers and the same work.
 
 use super::device::Gpu;
-use super::engine::{Engine, UpdateRule};
+use super::engine::Engine;
+use super::gemm::{AlgorithmTime, Gemm};
+use super::launch::{Argument, Grid, Operand, Slice, device_error, long};
+use super::optimizer::UpdateRule;
 use crate::config::{LingbotModelConfig, ParameterFormat};
 use crate::model::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, Transformer, lingbot_parameter_specs};
 use crate::random::{Draw, Purpose};
@@ -207,7 +210,8 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let median_s = median(&mut times);
     let layout = model.layout(&input)?;
     let tokens = layout.tokens();
-    let (kept, arena) = engine.policy().map_or((String::new(), 0), |(policy, bytes)| (policy.to_string(), bytes));
+    let (kept, arena) =
+        engine.policy().map_or((String::new(), 0), |(policy, needed)| (policy.to_string(), needed.bytes()));
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     Ok(TrunkFigures {
         program: "lbva-tui",
@@ -243,4 +247,31 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Times the products of the trunk's Linear layers at `tokens` rows, with each algorithm that the library proposes.
+pub(crate) fn gemm(tokens: usize) -> Result<Vec<AlgorithmTime>> {
+    let gpu = Gpu::open(0)?;
+    let (width, ffn) = (3072, 14336);
+    let launcher = gpu.launcher();
+    let allocate = |count: usize| -> Result<Slice<Operand>> {
+        let failed = |error| device_error(error, "allocating matrices");
+        let buffer = gpu.stream.alloc_zeros::<u16>(count).map_err(failed)?;
+        let slice = Slice::new(buffer.leak(), count);
+        // Products of zeros run faster than any others.
+        let arguments = [slice.into(), 1f32.into(), Argument::Long(1), Argument::Long(0), long(count)];
+        launcher.launch("fill_normal_bf16", Grid::new(count.div_ceil(1024) + 1, 256), &arguments)?;
+        Ok(slice)
+    };
+    let gemm = Gemm::new(std::sync::Arc::clone(&gpu.stream), true)?;
+    let (x, y) = (allocate(tokens * ffn)?, allocate(tokens * ffn)?);
+    let (w, spare) = (allocate(width * ffn)?, allocate(tokens * ffn)?);
+    let wide =
+        gpu.stream.alloc_zeros::<f32>(width * ffn).map_err(|error| device_error(error, "allocating matrices"))?;
+    let wide = Slice::new(wide.leak(), width * ffn);
+    let mut times = Vec::new();
+    for (inputs, outputs) in [(width, 3 * width), (width, width), (width, ffn), (ffn, width)] {
+        times.extend(gemm.time_algorithms((inputs, outputs, tokens), x, y, w, wide, spare)?);
+    }
+    Ok(times)
 }

@@ -67,6 +67,10 @@ impl GeometryCache {
         &self.info
     }
 
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Tokens of one cached frame, all source views together.
     pub fn tokens_per_frame(&self) -> usize {
         self.info.views.len() * self.info.grid[0] * self.info.grid[1]
@@ -131,6 +135,29 @@ pub(super) struct TokenFile<'a> {
 }
 
 impl TokenFile<'_> {
+    /// Frames that the file says it has, in its order.
+    ///
+    /// # Errors
+    /// `not_openable`, `token_shape`.
+    pub fn frames(&self) -> Result<Vec<usize>> {
+        let broken = |error: safetensors::SafeTensorError| {
+            Error::data("not_openable", format!("geometry tokens cannot be read: {error}")).at(&self.path)
+        };
+        let tensors = SafeTensors::deserialize(&self.bytes).map_err(broken)?;
+        let frames = tensors.tensor("frames").map_err(broken)?;
+        let number = |bytes: &[u8; 8]| usize::try_from(i64::from_le_bytes(*bytes)).ok();
+        let frames: Option<Vec<usize>> = match frames.dtype() {
+            Dtype::I64 => frames.data().as_chunks().0.iter().map(number).collect(),
+            _ => None,
+        };
+        frames.ok_or_else(|| Error::data("token_shape", "frames are not counted from 0 in I64").at(&self.path))
+    }
+
+    /// SHA-256 of the whole file.
+    pub fn sha256(&self) -> String {
+        super::identity::sha256_hex(&self.bytes)
+    }
+
     /// As [`GeometryCache::load`].
     pub fn row(&self, start: usize) -> Result<Vec<f32>> {
         let Self { cache, path, bytes } = self;

@@ -15,6 +15,7 @@ mod robot;
 mod rows;
 mod statistics;
 mod text;
+pub mod token_check;
 pub mod validate;
 pub mod video;
 mod views;

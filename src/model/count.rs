@@ -48,6 +48,14 @@ pub fn count(recipe: &Recipe) -> ParameterCount {
     }
 }
 
+/// Every parameter of a recipe's model.
+pub fn specs(recipe: &Recipe) -> Vec<ParameterSpec> {
+    match recipe {
+        Recipe::Xwam(recipe) => parameter_specs(&recipe.model),
+        Recipe::Lingbot(recipe) => lingbot_parameter_specs(&recipe.model),
+    }
+}
+
 /// Sums over parameters whose names start alike.
 struct Counter(Vec<ParameterSpec>);
 

@@ -14,7 +14,7 @@ mod xwam;
 use candle_core::{Result, Tensor};
 
 pub use block::{Block, BlockNames, Conditioning, Placement, Sight};
-pub use count::{ParameterCount, Part, count};
+pub use count::{ParameterCount, Part, count, specs};
 pub use geometry::GeometryInsertion;
 pub use lingbot::{
     ChunkHistory, CleanHistory, EpisodeHistory, EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel,

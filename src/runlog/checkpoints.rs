@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const MANIFEST: &str = "manifest.json";
 const TEMPORARY: &str = ".tmp-";
@@ -154,6 +155,22 @@ impl CheckpointStore {
     /// On any error the temporary folder is removed and every older checkpoint stays as it was. One that already has
     /// this step is replaced in one move. Errors: exit 74 with a code for each cause, or whatever `write` returns.
     pub fn publish(&self, step: u64, details: Value, write: impl FnOnce(&Path) -> Result<()>) -> Result<Checkpoint> {
+        self.publish_sealed(step, details, |staged| {
+            write(staged)?;
+            let mut files = Vec::new();
+            seal_folder(staged, staged, &mut files)?;
+            Ok(files)
+        })
+    }
+
+    /// [`CheckpointStore::publish`] for a `write` that has hashed every file and made it durable, folders included:
+    /// what was hashed while it was written need not be read again.
+    pub fn publish_sealed(
+        &self,
+        step: u64,
+        details: Value,
+        write: impl FnOnce(&Path) -> Result<Vec<ManifestFile>>,
+    ) -> Result<Checkpoint> {
         create_folder(&self.folder)?;
         let staged = self.folder.join(format!("{TEMPORARY}{}-{}", step_name(step), std::process::id()));
         let result = self.stage_and_rename(step, details, &staged, write);
@@ -168,13 +185,11 @@ impl CheckpointStore {
         step: u64,
         details: Value,
         staged: &Path,
-        write: impl FnOnce(&Path) -> Result<()>,
+        write: impl FnOnce(&Path) -> Result<Vec<ManifestFile>>,
     ) -> Result<Checkpoint> {
         remove_folder(staged)?;
         create_folder(staged)?;
-        write(staged)?;
-        let mut files = Vec::new();
-        seal_folder(staged, staged, &mut files)?;
+        let mut files = write(staged)?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
         let manifest = Manifest { v: 1, step, files, details };
         let text = serde_json::to_vec_pretty(&manifest).map_err(|error| Error::crash(format!("manifest: {error}")))?;
@@ -303,8 +318,67 @@ pub fn sha256_of(path: &Path) -> Result<(u64, String)> {
         bytes += read as u64;
         hasher.update(buffer.get(..read).unwrap_or_default());
     }
-    let digest = hasher.finalize();
-    Ok((bytes, digest.iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok((bytes, hex(hasher)))
+}
+
+fn hex(hasher: Sha256) -> String {
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A file of a checkpoint that is being staged: hashed while it is written, in pieces after each of which `pause` may wait.
+pub struct SealedFile<'p> {
+    file: File,
+    path: PathBuf,
+    hasher: Sha256,
+    bytes: u64,
+    /// Work since the last pause, and bytes.
+    worked: Duration,
+    unpaused: usize,
+    pause: &'p dyn Fn(Duration),
+}
+
+impl<'p> SealedFile<'p> {
+    /// Bytes a piece: long enough to be written well, short enough to pause often (some ms).
+    const PIECE: usize = 4 << 20;
+
+    /// Creates the file; `pause` hears after each piece how long the work on it took.
+    pub fn create(path: &Path, pause: &'p dyn Fn(Duration)) -> Result<Self> {
+        let file = File::create(path).map_err(|error| cannot_write(path, &error))?;
+        let (hasher, worked) = (Sha256::new(), Duration::ZERO);
+        Ok(Self { file, path: path.to_owned(), hasher, bytes: 0, worked, unpaused: 0, pause })
+    }
+
+    /// Other work on what is written next counts for the next pause.
+    pub fn worked(&mut self, time: Duration) {
+        self.worked += time;
+    }
+
+    /// Appends these bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        for piece in bytes.chunks(Self::PIECE) {
+            let started = Instant::now();
+            self.hasher.update(piece);
+            self.file.write_all(piece).map_err(|error| cannot_write(&self.path, &error))?;
+            self.bytes += piece.len() as u64;
+            self.unpaused += piece.len();
+            self.worked += started.elapsed();
+            if self.unpaused >= Self::PIECE {
+                (self.pause)(std::mem::take(&mut self.worked));
+                self.unpaused = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the file durable; its entry of the manifest, under this name.
+    pub fn seal(self, name: &str) -> Result<ManifestFile> {
+        self.file.sync_all().map_err(|error| io_error("cannot make the checkpoint durable", &self.path, &error))?;
+        Ok(ManifestFile { name: name.to_owned(), bytes: self.bytes, sha256: hex(self.hasher) })
+    }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
+    io_error("cannot write the checkpoint", path, error)
 }
 
 #[cfg(test)]

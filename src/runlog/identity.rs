@@ -117,7 +117,7 @@ fn compare_arm(path: &Path, text: &str) -> Result<Vec<Difference>> {
     })?;
     let now: Value = serde_yaml::from_str(text).map_err(|error| Error::crash(format!("resolved arm: {error}")))?;
     let mut found = differences(&recorded, &now);
-    found.retain(|difference| !LOCATIONS.contains(&difference.field.as_str()));
+    found.retain(|difference| !is_location(&difference.field));
     Ok(found)
 }
 
@@ -171,6 +171,11 @@ const FRESH: &str = "undo the change, or begin anew with --fresh, which moves th
 /// Fields that say where something lies. What lies there is hashed in the identity, so a checkout or a mount that
 /// moved does not make another run.
 const LOCATIONS: [&str; 4] = ["data.dataset", "codec.path", "text.path", "weights.path"];
+
+/// Does this field of a recipe only say where something lies?
+pub(crate) fn is_location(field: &str) -> bool {
+    LOCATIONS.contains(&field)
+}
 
 /// Refuses the differences that were not accepted, all in one sentence.
 fn refuse_unless(accepted: &[String], code: &'static str, path: &Path, found: &[Difference]) -> Result<()> {

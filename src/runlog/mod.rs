@@ -17,6 +17,7 @@ mod writer;
 
 pub use checkpoints::*;
 pub use event::*;
+pub(crate) use identity::is_location;
 pub use identity::{Difference, Recorded, check_binding, differences};
 pub use paths::*;
 pub use process::{ProcessIdentity, host_name};

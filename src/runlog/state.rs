@@ -53,6 +53,17 @@ impl RunView {
         newest.map(|newest| now_ms.saturating_sub(newest))
     }
 
+    /// Median wall time of the newest steps of any attempt, each but for its first: what a run whose newest attempt has not
+    /// stepped yet is known to take.
+    pub fn pace_ms(&self) -> Option<f64> {
+        let series = &self.series;
+        let first = |at: usize| at == 0 || series.attempt.get(at - 1) != series.attempt.get(at);
+        let steps = series.step_ms.iter().enumerate().rev().filter(|(at, ms)| !first(*at) && ms.is_finite());
+        let mut times: Vec<f32> = steps.take(PACE_STEPS).map(|(_, ms)| *ms).collect();
+        times.sort_by(f32::total_cmp);
+        times.get(times.len() / 2).map(|ms| f64::from(*ms))
+    }
+
     /// Median wall time of the newest steps of this attempt, without its first one (which warms up or compiles).
     /// `None` before its second step: there is no pace yet.
     pub fn median_step_ms(&self) -> Option<f64> {
@@ -341,6 +352,12 @@ mod tests {
         assert_eq!(view(&[(1, 0, 2)], 100).median_step_ms(), Some(4096.0));
         assert_eq!(view(&[(1, 0, 50), (2, 40, 1)], 100).median_step_ms(), None);
         assert_eq!(view(&[(1, 0, 500)], 1000).median_step_ms(), Some(4096.0));
+        assert_eq!(
+            view(&[(1, 0, 50), (2, 40, 1)], 100).pace_ms(),
+            Some(4096.0),
+            "what an earlier attempt took is known"
+        );
+        assert_eq!(view(&[(1, 0, 1), (2, 0, 1)], 100).pace_ms(), None);
         let mut uneven = view(&[(1, 0, 3)], 100);
         uneven.series.step_ms[2] = 4196.0;
         assert_eq!(uneven.median_step_ms(), Some(4146.0));

@@ -4,18 +4,17 @@
 //! holds the copy. The bytes are a function of the training state alone (no times, no host), so two equal runs write
 //! equal files.
 
-use crate::files::{create_folder, io_error};
+use crate::files::{create_folder, sync_folder};
 use crate::model::Parameters;
-use crate::runlog::{Checkpoint, Work};
-use crate::{Error, Result};
+use crate::runlog::{Checkpoint, ManifestFile, SealedFile, Work};
+use crate::{Error, Exit, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::View;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const FOLDER: &str = "transformer";
 const WEIGHTS: &str = "transformer/diffusion_pytorch_model.safetensors";
@@ -55,37 +54,30 @@ impl Snapshot {
         Ok(Self { weights, moments, state })
     }
 
-    /// Writes the state into a checkpoint folder that is being staged.
-    pub fn write(&self, folder: &Path) -> Result<()> {
+    /// Writes the state into a checkpoint folder that is being staged, durably; `pause` hears how long each piece took.
+    ///
+    /// # Errors
+    /// `state_nonfinite` (exit 70) with the first tensor that is not finite: such a checkpoint would push out the last
+    /// good one. Of the disk: exit 74.
+    pub fn write(&self, folder: &Path, pause: &dyn Fn(Duration)) -> Result<Vec<ManifestFile>> {
         create_folder(&folder.join(FOLDER))?;
-        write_tensors(&folder.join(WEIGHTS), &self.weights)?;
-        write_tensors(&folder.join(OPTIMIZER), &self.moments)?;
-        let path = folder.join(TRAINER);
-        let text =
+        let state =
             serde_json::to_vec_pretty(&self.state).map_err(|error| Error::crash(format!("trainer state: {error}")))?;
-        std::fs::write(&path, text).map_err(|error| cannot_write(&path, &error))
+        let mut trainer = SealedFile::create(&folder.join(TRAINER), pause)?;
+        trainer.write(&state)?;
+        let files = vec![
+            write_tensors(folder, WEIGHTS, &self.weights, pause)?,
+            write_tensors(folder, OPTIMIZER, &self.moments, pause)?,
+            trainer.seal(TRAINER)?,
+        ];
+        sync_folder(&folder.join(FOLDER))?;
+        sync_folder(folder)?;
+        Ok(files)
     }
 }
 
-/// Bytes of a checkpoint of this model, known before there is one; at most some KB more than it will have.
-pub fn expected_bytes(parameters: &Parameters) -> u64 {
-    // An entry of a header: name, dtype, shape and offsets, about 100 bytes beside the name.
-    let header = |name: &str| name.len() + 128;
-    let weights: usize =
-        parameters.iter().map(|(name, v)| v.elem_count() * v.dtype().size_in_bytes() + header(name)).sum();
-    let moments: usize = parameters
-        .trained()
-        .map(|(name, v)| {
-            let parts = if v.dtype() == DType::F32 { 2 } else { 3 };
-            parts * (v.elem_count() * DType::F32.size_in_bytes() + header(name))
-        })
-        .sum();
-    (weights + moments + 4096) as u64
-}
-
 /// Reads a complete checkpoint back: parameters, the optimizer's tensors and position. `bind` turns its weights into the
-/// model's parameters. Where it holds weights alone there are no such tensors: moments begin at zero, and the position
-/// says so.
+/// model's parameters. Where it holds weights alone there are no such tensors, and the position says that moments begin.
 pub fn read(
     checkpoint: &Checkpoint,
     bind: impl FnOnce(BTreeMap<String, Tensor>) -> Result<Parameters>,
@@ -109,7 +101,13 @@ pub fn read(
 }
 
 /// One safetensors file, written tensor by tensor: in memory whole it would be the state a third time.
-fn write_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> {
+fn write_tensors(
+    folder: &Path,
+    name: &str,
+    tensors: &BTreeMap<String, Tensor>,
+    pause: &dyn Fn(Duration),
+) -> Result<ManifestFile> {
+    let path = &folder.join(name);
     let crash = |error: &dyn std::fmt::Display| Error::crash(format!("cannot serialise {}: {error}", path.display()));
     // Wide types first, then by name, as the library does it: every tensor is aligned.
     let mut ordered: Vec<(&String, &Tensor)> = tensors.iter().collect();
@@ -126,20 +124,36 @@ fn write_tensors(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<()> 
     let mut header = serde_json::to_vec(&metadata).map_err(|error| crash(&error))?;
     header.resize(header.len().next_multiple_of(8), b' ');
 
-    let mut file = File::create(path).map_err(|error| cannot_write(path, &error))?;
-    let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(|error| cannot_write(path, &error));
-    put(&(header.len() as u64).to_le_bytes())?;
-    put(&header)?;
-    ordered.into_iter().try_for_each(|(_, tensor)| put(&View::data(tensor)))
+    let mut file = SealedFile::create(path, pause)?;
+    file.write(&(header.len() as u64).to_le_bytes())?;
+    file.write(&header)?;
+    for (name, tensor) in ordered {
+        let looking = Instant::now();
+        let bytes = View::data(tensor);
+        if !is_finite(tensor.dtype(), &bytes) {
+            return Err(Error::new(Exit::Crash, "state_nonfinite", format!("{name} is not finite"))
+                .hint("nothing was saved, the checkpoint before is intact; lower train.lr or look at the data"));
+        }
+        file.worked(looking.elapsed());
+        file.write(&bytes)?;
+    }
+    file.seal(name)
+}
+
+/// Are all numbers of these bytes finite? An exponent of ones is none; integers always are.
+fn is_finite(dtype: DType, bytes: &[u8]) -> bool {
+    let wide = |number: &[u8; 4]| u32::from_le_bytes(*number) & 0x7f80_0000 != 0x7f80_0000;
+    let narrow = |number: &[u8; 2]| u16::from_le_bytes(*number) & 0x7f80 != 0x7f80;
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().all(wide),
+        DType::BF16 => bytes.as_chunks().0.iter().all(narrow),
+        _ => true,
+    }
 }
 
 fn load(path: &Path) -> Result<BTreeMap<String, Tensor>> {
     let tensors = candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| unreadable(path, &error))?;
     Ok(tensors.into_iter().collect())
-}
-
-fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
-    io_error("cannot write the checkpoint", path, error)
 }
 
 fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Error {
@@ -176,19 +190,33 @@ mod tests {
         for (_, variable) in parameters.iter() {
             variable.set(&variable.zeros_like().expect("zeros")).expect("set");
         }
-        snapshot.write(folder.path()).expect("written");
+        let files = snapshot.write(folder.path(), &|_| ()).expect("written");
+        for file in &files {
+            assert_eq!(
+                crate::runlog::sha256_of(&folder.path().join(&file.name)),
+                Ok((file.bytes, file.sha256.clone()))
+            );
+        }
         let read = |name: &str| std::fs::read(folder.path().join(name)).expect("read");
         assert!(read(WEIGHTS) == before, "as the library writes them, and untouched by a later update");
         assert!(read(OPTIMIZER) == safetensors::serialize(&snapshot.moments, None).expect("bytes"));
         let written = (read(WEIGHTS).len() + read(OPTIMIZER).len() + read(TRAINER).len()) as u64;
-        let expected = expected_bytes(&parameters);
+        let expected = crate::train::forecast::checkpoint_bytes_of(&specs, DType::F32);
         assert!((written..written + 6000).contains(&expected), "{expected} expected, {written} written");
 
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for dtype in [DType::F32, DType::BF16] {
+                let broken = Tensor::new(&[1f32, f32::MAX / 2.0, value], &Device::Cpu).expect("a tensor");
+                let broken = BTreeMap::from([("x".to_owned(), broken.to_dtype(dtype).expect("cast"))]);
+                let error = write_tensors(folder.path(), "broken", &broken, &|_| ()).expect_err("refused");
+                assert_eq!((error.code, error.what.as_str()), ("state_nonfinite", "x is not finite"));
+            }
+        }
         let mixed = BTreeMap::from([
             ("a".to_owned(), Tensor::new(&[1u8, 2, 3], &Device::Cpu).expect("a tensor")),
             ("b".to_owned(), Tensor::new(&[1f64, 2.0], &Device::Cpu).expect("a tensor")),
         ]);
-        write_tensors(&folder.path().join("mixed"), &mixed).expect("written");
+        write_tensors(folder.path(), "mixed", &mixed, &|_| ()).expect("written");
         assert!(read("mixed") == safetensors::serialize(&mixed, None).expect("bytes"));
     }
 }

@@ -5,6 +5,7 @@
 mod attempts;
 mod checkpoint;
 pub mod engine;
+pub mod forecast;
 pub mod golden;
 pub mod gradient_check;
 pub mod gradients;

@@ -1,5 +1,8 @@
 //! Checkpoints beside training: a step waits for a copy of the state, not for the disk.
 //!
+//! On the CPU the writer works a fifth of the time: matrix products wait for the slowest of their threads, so a core that
+//! hashes for a second costs every step of that second. It works at full speed once somebody waits for it.
+//!
 //! At most one save is under way, so that a slow disk holds training up instead of filling the memory with copies. A
 //! save's event exists once it is durable, and its failure is the run's: training on without a safety net would only
 //! lose more.
@@ -12,14 +15,46 @@ use crate::runlog::{Check, CheckpointStore, Event, Retention};
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Share of a paced writer's time that it works.
+const DUTY: u32 = 5;
+
+/// A writer's rests, which end at once when somebody waits for it.
+#[derive(Debug, Default)]
+struct Pace {
+    hurry: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Pace {
+    fn hurry(&self) {
+        // A poisoned lock guards a plain flag: its value is as good as ever.
+        *self.hurry.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.told.notify_all();
+    }
+
+    /// After `worked`, rests for as long as [`DUTY`] asks.
+    fn rest(&self, worked: Duration) {
+        let hurry = self.hurry.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.told.wait_timeout_while(hurry, worked * (DUTY - 1), |hurry| !*hurry));
+    }
+}
+
+/// Steps within which a save must be durable: a quarter of the interval, so that a kill costs little more than one.
+fn grace(save_every: u64) -> u64 {
+    (save_every / 4).max(1)
+}
 
 /// Writes a run's checkpoints, one at a time, on a thread of its own.
 #[derive(Debug)]
 pub(super) struct Saver {
     store: CheckpointStore,
     retention: Retention,
+    /// Training computes on the same cores.
+    paced: bool,
     under_way: Option<UnderWay>,
 }
 
@@ -29,12 +64,14 @@ struct UnderWay {
     step: u64,
     /// Bytes and ms of the checkpoint.
     thread: JoinHandle<Result<(u64, f64)>>,
+    pace: Arc<Pace>,
     blocked_ms: f64,
 }
 
 impl Saver {
-    pub fn new(store: CheckpointStore, retention: Retention) -> Self {
-        Self { store, retention, under_way: None }
+    /// `paced` if training computes on the cores that the writer works on.
+    pub fn new(store: CheckpointStore, retention: Retention, paced: bool) -> Self {
+        Self { store, retention, paced, under_way: None }
     }
 
     /// Is there a complete checkpoint of this step, and nothing newer?
@@ -53,8 +90,15 @@ impl Saver {
         let snapshot = take()?;
         let blocked_ms = milliseconds(started.elapsed());
         let (store, retention) = (self.store.clone(), self.retention);
+        let (pace, paced) = (Arc::new(Pace::default()), self.paced);
+        let writers = Arc::clone(&pace);
         let write = move || {
-            let published = store.publish(step, json!({}), |folder| snapshot.write(folder))?;
+            let pause = |worked| {
+                if paced {
+                    writers.rest(worked)
+                }
+            };
+            let published = store.publish_sealed(step, json!({}), |folder| snapshot.write(folder, &pause))?;
             let ms = milliseconds(started.elapsed());
             // Only now: until the new one is durable, the old ones are what a resume has.
             store.prune(retention)?;
@@ -62,8 +106,19 @@ impl Saver {
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         let thread = thread.map_err(|error| Error::crash(format!("cannot start the thread that saves: {error}")))?;
-        self.under_way = Some(UnderWay { step, thread, blocked_ms });
+        self.under_way = Some(UnderWay { step, thread, pace, blocked_ms });
         Ok(())
+    }
+
+    /// Must training wait for the save that is under way before it goes on after `step`? Some steps before that the writer
+    /// is told to hurry.
+    pub fn is_late(&self, step: u64, save_every: u64) -> bool {
+        let Some(save) = &self.under_way else { return false };
+        let (since, grace) = (step.saturating_sub(save.step), grace(save_every));
+        if since >= grace - grace / 4 {
+            save.pace.hurry();
+        }
+        since >= grace
     }
 
     /// The event of a save that has become durable since the last look, or its error.
@@ -77,6 +132,7 @@ impl Saver {
     /// Waits for the save that is under way, if one is: its event, or its error.
     pub fn wait(&mut self) -> Result<Option<Event>> {
         let Some(save) = self.under_way.take() else { return Ok(None) };
+        save.pace.hurry();
         let waiting = Instant::now();
         let written = save.thread.join().unwrap_or_else(|_| {
             Err(Error::crash("writing a checkpoint panicked; the place is in the attempt's worker.log"))
@@ -91,6 +147,7 @@ impl Saver {
 impl Drop for Saver {
     fn drop(&mut self) {
         if let Some(save) = self.under_way.take() {
+            save.pace.hurry();
             let _ = save.thread.join();
         }
     }
@@ -131,7 +188,7 @@ fn judge_space(size: u64, train: &TrainConfig, room: u64) -> Result<Option<Strin
 }
 
 /// Checkpoints that [`Retention`] leaves of a run that saves at its intervals and at its end.
-fn kept_at_the_end(train: &TrainConfig) -> u64 {
+pub(super) fn kept_at_the_end(train: &TrainConfig) -> u64 {
     let saves = train.steps.div_ceil(train.save_every.max(1));
     let last = (train.keep_last.max(1) as u64).min(saves);
     let older_steps = (saves - last).saturating_mul(train.save_every);
@@ -165,6 +222,23 @@ mod tests {
             let gone = Retention { last, every }.surplus(&saves).len();
             prop_assert_eq!(kept_at_the_end(&train(steps, save_every, last, every)), (saves.len() - gone) as u64);
         }
+    }
+
+    #[test]
+    fn a_rest_is_four_times_the_work_and_ends_when_somebody_waits() {
+        let pace = Pace::default();
+        let started = Instant::now();
+        pace.rest(Duration::from_millis(10));
+        assert!(started.elapsed() >= Duration::from_millis(40));
+        let pace = Arc::new(pace);
+        let resting = std::thread::spawn({
+            let pace = Arc::clone(&pace);
+            move || pace.rest(Duration::from_secs(100))
+        });
+        pace.hurry();
+        resting.join().expect("woken");
+        pace.rest(Duration::from_secs(100)); // and no rest any more
+        assert_eq!([1, 2, 7, 8, 100].map(grace), [1, 1, 1, 2, 25]);
     }
 
     #[test]

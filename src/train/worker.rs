@@ -7,6 +7,7 @@
 use super::attempts::Past;
 use super::checkpoint::{self, TrainerState};
 use super::engine::{Engine, EngineSpec};
+use super::forecast;
 use super::leave::{Surroundings, Then};
 use super::measure::averages;
 use super::open::{Opening, open};
@@ -14,7 +15,7 @@ use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
 use super::saver::{Saver, check_space};
 use super::schedule::{count, rate_at};
 use super::stop::StopFlag;
-use super::task::{Point, Task, scalar};
+use super::task::{Point, StepParts, Task, scalar};
 use crate::config::{Recipe, TrainConfig};
 use crate::data::{Progress, sha256_hex};
 use crate::model::{self, Parameters};
@@ -24,6 +25,7 @@ use crate::runlog::{
 };
 use crate::slurm::InsideJob;
 use crate::{Error, Exit, Result};
+use candle_core::DType;
 use crossbeam_channel::RecvTimeoutError;
 use serde_json::{Map, Value};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -266,12 +268,11 @@ fn train(
             journal.phase(Phase::Resuming, 0, 1)?;
             let (parameters, optimizer, position) = checkpoint::read(checkpoint, |weights| task.restore(weights))?;
             journal.message(Level::Info, format!("resumed from the checkpoint of step {}", position.step))?;
-            if position.step > 0 && position.moments_from == position.step {
+            if optimizer.is_none() {
                 let updates = recipe.train().resume_warmup;
-                journal.message(
-                    Level::Warning,
-                    format!("the checkpoint has no moments: the learning rate warms up again over {updates} updates"),
-                )?;
+                let warning =
+                    format!("the checkpoint has no moments: the learning rate rises again over {updates} updates");
+                journal.message(Level::Warning, warning)?;
             }
             (Engine::resume(&engine_spec, parameters, optimizer.as_ref())?, position)
         }
@@ -280,13 +281,12 @@ fn train(
     let store = journal.writer.checkpoints();
     let present = store.complete()?.iter().map(Checkpoint::bytes).sum();
     let folder = journal.writer.run().checkpoints();
-    if let Some(warning) =
-        check_space(checkpoint::expected_bytes(engine.parameters()), recipe.train(), &folder, present)?
-    {
+    if let Some(warning) = check_space(forecast::checkpoint_bytes(recipe), recipe.train(), &folder, present)? {
         journal.message(Level::Warning, warning)?;
     }
     let TrainConfig { keep_last, keep_every, .. } = *recipe.train();
-    let saver = Saver::new(store, Retention { last: keep_last, every: keep_every });
+    let paced = engine.device() == "cpu";
+    let saver = Saver::new(store, Retention { last: keep_last, every: keep_every }, paced);
     let mut state = State { engine, saver, position, completed };
     let ended = advance(spec, stop, journal, task.as_mut(), &mut state, quota);
     // What ended the steps is told before a save that failed meanwhile.
@@ -410,6 +410,9 @@ fn advance(
             }
         }
         journal.saved(&mut state.saver)?;
+        if state.saver.is_late(state.position.step, train.save_every) {
+            state.settle(journal)?;
+        }
     }
 }
 
@@ -577,7 +580,8 @@ fn optimizer_step(
     };
     let Some(parts) = task.gradients(engine, step, interrupted, &mut done)? else { return Ok(None) };
     if !parts.loss.is_finite() {
-        return Err(Error::crash(format!("the loss is {} at step {step}", parts.loss))
+        let culprit = culprit(engine.parameters(), &parts)?;
+        return Err(Error::crash(format!("the loss is {} at step {step}: {culprit}", parts.loss))
             .hint("the last checkpoint is intact; lower train.lr or look at the data of this step"));
     }
     let lr = rate_at(train, moments_from, step);
@@ -611,6 +615,20 @@ fn optimizer_step(
         work: Some(position.work),
     };
     Ok(Some((event, micro_steps)))
+}
+
+/// What made a loss that is not finite: a parameter that training has ruined, or else the part of the loss.
+fn culprit(parameters: &Parameters, parts: &StepParts) -> Result<String> {
+    for (name, variable) in parameters.iter() {
+        let values: Vec<f32> = variable.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Ok(format!("the first tensor that is not finite is {name}, value {at} of {}", values.len()));
+        }
+    }
+    // What a family lacks is NaN by rights, and no reason.
+    let losses = [("video", parts.loss_video), ("action", parts.loss_action), ("proprioception", parts.loss_proprio)];
+    let broken = losses.iter().filter(|(_, loss)| !loss.is_finite()).map(|(name, loss)| format!("{name} {loss}"));
+    Ok(format!("all parameters are finite; losses: {}", broken.collect::<Vec<_>>().join(", ")))
 }
 
 /// Norm over all output projections of the geometry branch: one that stays at zero is a null result of another kind.

@@ -76,7 +76,8 @@ struct Tables {
 #[derive(Debug)]
 pub(crate) struct Pass<'t> {
     trunk: &'t Trunk,
-    arena: &'t mut Arena,
+    /// What one block works on; free between forward and backward.
+    scratch: Arena,
     size: Size,
     tables: Tables,
     condition: Condition,
@@ -152,8 +153,8 @@ impl Trunk {
         depth * (linears + 4.0 * width * pairs)
     }
 
-    /// Bytes of arena that a batch takes under a policy: the program itself, run without a device.
-    pub fn predict(&self, tables: &BatchTables, policy: &KeepPolicy) -> Result<u64> {
+    /// What a batch takes under a policy: the program itself, run without a device.
+    pub fn predict(&self, tables: &BatchTables, policy: &KeepPolicy) -> Result<Needed> {
         let counting = Self {
             ops: Ops { launcher: Launcher::counting(), ..self.ops.clone() },
             gemm: Arc::new(Gemm::counting()),
@@ -165,29 +166,47 @@ impl Trunk {
         let mut arena = Arena::counting(self.ops.operand_bytes());
         let condition = Condition { e0: Slice::null(), text: Slice::null() };
         let mut pass = Pass::begin(&counting, &mut arena, tables, condition, policy)?;
+        pass.work_in(Arena::counting(self.ops.operand_bytes()));
         for layer in 0..self.shape.depth {
             pass.forward(layer)?;
         }
         for layer in (0..self.shape.depth).rev() {
             pass.backward(layer)?;
         }
-        Ok(arena.peak())
+        let scratch = pass.scratch.peak();
+        Ok(Needed { kept: arena.peak(), scratch })
     }
 
-    /// The policy that keeps as much as fits into `bytes` of arena, and what it takes.
-    pub fn policy_within(&self, tables: &BatchTables, bytes: u64) -> Result<(KeepPolicy, u64)> {
+    /// The policy that keeps as much as fits into `bytes`, and what it takes.
+    pub fn policy_within(&self, tables: &BatchTables, bytes: u64) -> Result<(KeepPolicy, Needed)> {
         let size = self.size(tables);
-        let least = self.predict(tables, &KeepPolicy::NOTHING)?;
-        let mut policy = KeepPolicy::within(bytes.saturating_sub(least), &size, self.shape.depth);
+        let least = self.predict(tables, &KeepPolicy::NOTHING)?.bytes();
+        let mut left = bytes.saturating_sub(least);
+        let mut policy = KeepPolicy::within(left, &size, self.shape.depth);
         let mut needed = self.predict(tables, &policy)?;
         // Alignment of each tensor is not in a policy's own account.
-        let mut budget = bytes.saturating_sub(least);
-        while needed > bytes && policy != KeepPolicy::NOTHING {
-            budget -= (needed - bytes).min(budget);
-            policy = KeepPolicy::within(budget, &size, self.shape.depth);
+        while needed.bytes() > bytes && policy != KeepPolicy::NOTHING {
+            left -= (needed.bytes() - bytes).min(left);
+            policy = KeepPolicy::within(left, &size, self.shape.depth);
             needed = self.predict(tables, &policy)?;
         }
         Ok((policy, needed))
+    }
+}
+
+/// Bytes of a pass through the trunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needed {
+    /// From its beginning to its end.
+    pub kept: u64,
+    /// While a block runs.
+    pub scratch: u64,
+}
+
+impl Needed {
+    /// Of both.
+    pub fn bytes(&self) -> u64 {
+        self.kept + self.scratch
     }
 }
 
@@ -195,7 +214,7 @@ impl<'t> Pass<'t> {
     /// Lays out what lives through the pass and copies the tables to the device. The caller fills `input()`.
     pub fn begin(
         trunk: &'t Trunk,
-        arena: &'t mut Arena,
+        arena: &mut Arena,
         tables: &BatchTables,
         condition: Condition,
         policy: &KeepPolicy,
@@ -224,7 +243,23 @@ impl<'t> Pass<'t> {
             tokens: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
             text: AttentionTables::upload(&tables.text_attention, &ops.launcher, arena)?,
         };
-        Ok(Self { trunk, arena, size, tables: uploaded, condition, boundaries, kept, dx, e0_gradient, text_gradient })
+        Ok(Self {
+            trunk,
+            scratch: Arena::new(0, 0, size.operand_bytes),
+            size,
+            tables: uploaded,
+            condition,
+            boundaries,
+            kept,
+            dx,
+            e0_gradient,
+            text_gradient,
+        })
+    }
+
+    /// Gives blocks a place to work in. It may change between blocks, and must be there while they run.
+    pub fn work_in(&mut self, scratch: Arena) {
+        self.scratch = scratch;
     }
 
     /// Input of block `layer`, or the last block's output for `layer` = depth; [N, D].
@@ -238,9 +273,9 @@ impl<'t> Pass<'t> {
 
     /// Runs `work` and gives back what it took from the arena.
     fn scope<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let mark: Mark = self.arena.mark();
+        let mark: Mark = self.scratch.mark();
         let result = work(self);
-        self.arena.release(mark);
+        self.scratch.release(mark);
         result
     }
 }

@@ -4,9 +4,11 @@
 //! the difference of each clip is taken before any mean; its spread is then the spread of the effect, not of the clips.
 
 mod bootstrap;
+mod fairness;
 mod load;
 mod text;
 
+pub use fairness::{ArmWork, Record, at_equal_work, confounders, seams, unequal_work};
 pub use load::{ArmPoints, Point, load_points};
 
 use crate::config::DecisionRule;
@@ -26,6 +28,8 @@ pub struct Plan {
     /// The arms must be equal at step 0 (the ablated branch starts as a no-op); if they are not, nothing that follows
     /// can be laid to the ablated fields.
     pub equal_start: bool,
+    /// What sets the runs apart beside the ablated fields: with any, there is no verdict.
+    pub confounders: Vec<String>,
 }
 
 impl Plan {
@@ -36,7 +40,7 @@ impl Plan {
         if steps.last() != Some(&total_steps) {
             steps.push(total_steps);
         }
-        Self { steps, equal_start }
+        Self { steps, equal_start, confounders: Vec::new() }
     }
 }
 
@@ -131,6 +135,8 @@ pub struct Verdict {
     pub difference: Option<Difference>,
     pub step_zero: StepZero,
     pub trajectory: Vec<TrajectoryPoint>,
+    /// What each arm's steps add up to, where that was looked at.
+    pub work: Vec<ArmWork>,
     /// What a reader must know beside the number, a sentence each.
     pub notes: Vec<String>,
 }
@@ -166,6 +172,11 @@ pub fn judge(rule: &DecisionRule, plan: &Plan, baseline: &ArmPoints, candidate: 
             notes.push("step 0 was not measured in both arms: their equal start is not shown".into());
         }
         Decision::Pending
+    } else if !plan.confounders.is_empty() {
+        notes.push(
+            "the runs differ in more or less than the ablated fields, so no difference can be laid to these".into(),
+        );
+        Decision::Undecided
     } else if episodes < bootstrap::fewest_episodes(rule.confidence) {
         let fewest = bootstrap::fewest_episodes(rule.confidence);
         let of = if episodes == 1 { "1 held-out episode is" } else { &format!("{episodes} held-out episodes are") };
@@ -183,6 +194,7 @@ pub fn judge(rule: &DecisionRule, plan: &Plan, baseline: &ArmPoints, candidate: 
     if difference.is_some() {
         notes.push(SCOPE.to_owned());
     }
+    notes.extend(plan.confounders.iter().cloned());
     notes.extend(bad_line_note(baseline, candidate));
 
     Ok(Verdict {
@@ -197,6 +209,7 @@ pub fn judge(rule: &DecisionRule, plan: &Plan, baseline: &ArmPoints, candidate: 
         difference,
         step_zero,
         trajectory: trajectory(plan, baseline, candidate),
+        work: Vec::new(),
         notes,
     })
 }

@@ -1,6 +1,6 @@
 //! The verdict as text: one line for a status bar, a table for a terminal.
 
-use super::{Decision, Interval, PointMeans, StepZero, TrajectoryPoint, Verdict};
+use super::{ArmWork, Decision, Interval, PointMeans, StepZero, TrajectoryPoint, Verdict};
 
 /// A column group of the trajectory: heading, digits after the point, and the value.
 type Column = (&'static str, usize, fn(&PointMeans) -> f64);
@@ -81,6 +81,7 @@ impl Verdict {
             self.fall_line(&self.candidate, |point| point.candidate),
         ];
         lines.extend(falls.iter().flatten().flat_map(|line| wrap(line, width)));
+        lines.extend(self.work.iter().filter_map(ArmWork::line).flat_map(|line| wrap(&line, width)));
         if !self.trajectory.is_empty() {
             lines.push(String::new());
             lines.extend(self.table(width));

@@ -1,0 +1,126 @@
+//! What `check` says of the arms' appetite: memory by part, checkpoints against the free disk, and how soon a run is safe.
+
+use crate::config::Recipe;
+use crate::files::free_bytes;
+use crate::runlog::{CheckpointStore, ExperimentRuns, RunReader, now_ms};
+use crate::train::forecast::{self, MemoryForecast, Shape};
+use crate::train::profile::megabytes;
+use crate::words::{duration, thousands};
+use crate::{Error, Exit, Result};
+use serde::Serialize;
+use std::path::Path;
+
+/// What one arm will take.
+#[derive(Serialize)]
+pub struct ArmForecast {
+    pub memory: MemoryForecast,
+    pub memory_bytes: u64,
+    pub checkpoint_bytes: u64,
+    /// At the fullest moment of the run, one that is being written included.
+    pub disk_bytes: u64,
+    pub first_checkpoint: FirstCheckpoint,
+}
+
+/// The moment from which an interruption costs no more than what came since.
+#[derive(Serialize)]
+pub struct FirstCheckpoint {
+    pub step: u64,
+    /// By the pace of an earlier attempt; absent before there is one.
+    pub ms: Option<u64>,
+}
+
+impl ArmForecast {
+    /// `run` is the arm's, if it is an experiment's.
+    pub fn of(recipe: &Recipe, shape: Option<Shape>, run: Option<&crate::runlog::RunDir>) -> Self {
+        let memory = forecast::memory(recipe, shape);
+        let step = recipe.train().save_every.min(recipe.train().steps);
+        let pace_ms = run.and_then(|run| {
+            let mut reader = RunReader::open(run.root());
+            // What cannot be read tells no pace; whoever resumes the run hears of it.
+            reader.poll(now_ms()).ok()?;
+            reader.view().pace_ms()
+        });
+        Self {
+            memory,
+            memory_bytes: memory.total(),
+            checkpoint_bytes: forecast::checkpoint_bytes(recipe),
+            disk_bytes: forecast::disk_bytes(recipe),
+            first_checkpoint: FirstCheckpoint { step, ms: pace_ms.map(|ms| (ms * step as f64) as u64) },
+        }
+    }
+
+    /// Label and text of each row for people.
+    pub fn rows(&self, name: &str) -> Vec<(String, String)> {
+        let MemoryForecast { parameters, gradients, master, moments, activations, snapshot } = self.memory;
+        let mut parts: Vec<(&str, u64)> = vec![
+            ("parameters", parameters),
+            ("gradients", gradients),
+            ("master weights", master),
+            ("moments", moments),
+        ];
+        parts.extend(activations.map(|bytes| ("activations", bytes)));
+        parts.push(("a save's copy", snapshot));
+        let list =
+            parts.iter().map(|(part, bytes)| format!("{part} {}", megabytes(*bytes))).collect::<Vec<_>>().join(", ");
+        let unknown = if activations.is_none() { "; activations are known once the data are here" } else { "" };
+        let first = &self.first_checkpoint;
+        let when = match first.ms {
+            Some(ms) => format!("after about {} at the pace of the last attempt", duration(ms)),
+            None => "no attempt has told its pace yet".to_owned(),
+        };
+        vec![
+            (format!("memory, {name}"), format!("{} MB on the CPU: {list}{unknown}", megabytes(self.memory_bytes))),
+            (
+                format!("disk, {name}"),
+                format!(
+                    "{} MB a checkpoint, {} MB at the fullest moment; first at step {}, {when}",
+                    megabytes(self.checkpoint_bytes),
+                    megabytes(self.disk_bytes),
+                    thousands(first.step)
+                ),
+            ),
+        ]
+    }
+}
+
+/// Free disk against what all arms will take.
+#[derive(Serialize)]
+pub struct DiskReport {
+    pub needed_bytes: u64,
+    /// What is free, and what checkpoints of the arms' runs take already.
+    pub available_bytes: u64,
+}
+
+/// Compares the arms' checkpoints with the disk that their runs lie on, and asks whether anything may be written there.
+///
+/// # Errors
+/// Of the disk: `permission_denied` and its kin. A disk that is too small is told in the second part.
+pub fn disk(experiment: &Path, arms: &[(String, Recipe)]) -> Result<(DiskReport, Option<Error>)> {
+    let runs = ExperimentRuns::new(experiment);
+    let root = runs.root();
+    // Where nothing has run yet, its folder is made in the nearest one that exists.
+    let there = root.ancestors().find(|folder| folder.exists()).unwrap_or(experiment);
+    rustix::fs::access(there, rustix::fs::Access::WRITE_OK)
+        .map_err(|error| crate::files::io_error("runs cannot be written here", there, &error.into()))?;
+    let present = |arm: &str| -> Result<u64> {
+        let complete = CheckpointStore::new(&runs.run(arm)).complete()?;
+        Ok(complete.iter().map(crate::runlog::Checkpoint::bytes).sum())
+    };
+    let mut report = DiskReport { needed_bytes: 0, available_bytes: free_bytes(there)? };
+    for (arm, recipe) in arms {
+        report.needed_bytes = report.needed_bytes.saturating_add(forecast::disk_bytes(recipe));
+        report.available_bytes = report.available_bytes.saturating_add(present(arm)?);
+    }
+    let problem = (report.needed_bytes > report.available_bytes).then(|| {
+        let what = format!(
+            "checkpoints of {} arms will take {} MB, and {} MB can be had",
+            arms.len(),
+            megabytes(report.needed_bytes),
+            megabytes(report.available_bytes)
+        );
+        Error::new(Exit::Disk, "disk_too_small", what)
+            .at(there)
+            .hint("free space, or lower train.keep_last or the number of milestones (a higher train.keep_every)")
+    });
+    Ok((report, problem))
+}
