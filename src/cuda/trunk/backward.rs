@@ -43,8 +43,9 @@ impl Pass<'_> {
             columns: self.scratch.take(Ops::column_scratch(tokens.max(text), ffn.max(3 * width)))?,
         };
         let partials = &scratch.partials;
-        let (first, second): (Slice<Operand>, Slice<Operand>) =
-            (self.scratch.take(tokens * width)?, self.scratch.take(tokens * width)?);
+        let first: Slice<Operand> = self.scratch.take(tokens * width)?;
+        // Not written before the gradient of the FFN's first layer has read what was there.
+        let second = v.h3;
         let narrow = |slice: Slice<Operand>| Rows::new(slice, width);
         let part = |slice: Slice<Operand>, offset: usize| {
             slice.part(offset, slice.len().saturating_sub(offset), size.operand_bytes)

@@ -84,7 +84,7 @@ pub(crate) struct Pass<'t> {
     /// Input of each block, and the last one's output: [N, D].
     boundaries: Vec<Slice<f32>>,
     kept: Vec<Kept>,
-    /// Gradient of the boundary that the backward pass has come to, [N, D].
+    /// Gradient of the boundary that the backward pass has come to, [N, D]; in the last boundary's place.
     pub dx: Slice<f32>,
     /// Gradient of the modulation rows, [R, 6, D], summed over blocks.
     pub e0_gradient: Slice<f32>,
@@ -222,9 +222,10 @@ impl<'t> Pass<'t> {
         let size = trunk.size(tables);
         let depth = trunk.shape.depth;
         let stream = size.tokens * size.width;
-        let boundaries = (0..=depth).map(|_| arena.take(stream)).collect::<Result<_>>()?;
+        let boundaries: Vec<Slice<f32>> = (0..=depth).map(|_| arena.take(stream)).collect::<Result<_>>()?;
         let kept = (0..depth).map(|layer| Kept::allocate(policy, layer, depth, &size, arena)).collect::<Result<_>>()?;
-        let dx = arena.take(stream)?;
+        // Once heads have read the last output, nobody does again.
+        let dx = boundaries[depth];
         let e0_gradient = arena.take(size.rows * 6 * size.width)?;
         let text_gradient = arena.take(size.text * size.width)?;
         let ops = &trunk.ops;
