@@ -168,11 +168,15 @@ pub struct StepEvent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTimes {
     /// Embedders, forward and backward.
+    #[serde(deserialize_with = "nan_if_null")]
     pub front_ms: f64,
     /// Blocks, forward and backward, what they recompute included.
+    #[serde(deserialize_with = "nan_if_null")]
     pub trunk_ms: f64,
     /// Heads and losses, forward and backward.
+    #[serde(deserialize_with = "nan_if_null")]
     pub back_ms: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub update_ms: f64,
     /// FLOP of the model, forward and backward without recomputation, over the time of the passes and what the device
     /// could do in bf16 meanwhile, 0..=1; absent where that is not known.

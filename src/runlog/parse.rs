@@ -62,6 +62,17 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
         }
         scan.literal(b"}")?;
     }
+    if scan.literal(b",\"times\":{\"front_ms\":").is_some() {
+        scan.skip_number()?;
+        for key in [&b",\"trunk_ms\":"[..], b",\"back_ms\":", b",\"update_ms\":"] {
+            scan.literal(key)?;
+            scan.skip_number()?;
+        }
+        if scan.literal(b",\"mfu\":").is_some() {
+            scan.skip_number()?;
+        }
+        scan.literal(b"}")?;
+    }
     if scan.literal(b",\"work\":{\"full_lr_steps\":").is_some() {
         scan.integer()?;
         scan.literal(b",\"full_lr_samples\":")?;
