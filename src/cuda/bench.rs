@@ -135,6 +135,7 @@ fn batch(bench: &TrunkBench, config: &LingbotModelConfig, chunk: usize, window: 
 }
 
 /// Mean square of the predictions: a loss without targets to carry.
+#[allow(clippy::ptr_arg)] // the model's output type, as `micro_step` hands it over
 fn loss(output: &Vec<EpisodeOutput>) -> candle_core::Result<Losses> {
     let mean = |pick: fn(&EpisodeOutput) -> &Tensor| -> candle_core::Result<Tensor> {
         let parts =

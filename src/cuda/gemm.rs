@@ -9,6 +9,7 @@ use crate::{Error, Exit, Result};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -191,6 +192,7 @@ impl Gemm {
     }
 
     /// du [n, in] = dy [n, out] W gelu'(u).
+    #[allow(clippy::too_many_arguments)]
     pub fn input_gradient_gelu(
         &self,
         dy: Slice<Operand>,
@@ -260,10 +262,10 @@ impl Gemm {
 impl Library {
     fn run(&self, shape: Shape, operand: sys::cudaDataType, a: u64, b: u64, out: u64, extra: Extra) -> Result<()> {
         let mut plans = self.algorithms.lock().unwrap_or_else(PoisonError::into_inner);
-        if !plans.contains_key(&shape) {
-            plans.insert(shape, self.plan(shape, operand, preferred(&shape))?);
-        }
-        let Some(plan) = plans.get(&shape) else { return Err(Error::crash("a plan vanished")) };
+        let plan = match plans.entry(shape) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.plan(shape, operand, preferred(&shape))?),
+        };
         self.multiply(plan, shape, a, b, out, extra)
     }
 

@@ -227,7 +227,7 @@ fn normals(seed: u64, offset: u64, count: usize) -> Vec<f64> {
         let unit = 2f64.powi(-32);
         let radius = (-2.0 * (f64::from(words[2 * pair]) * unit + 0.5 * unit).ln()).sqrt();
         let angle = std::f64::consts::TAU * f64::from(words[2 * pair + 1]) * unit;
-        if index % 2 == 0 { radius * angle.cos() } else { radius * angle.sin() }
+        if index.is_multiple_of(2) { radius * angle.cos() } else { radius * angle.sin() }
     };
     (offset..offset + count as u64).map(element).collect()
 }
