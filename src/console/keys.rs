@@ -179,7 +179,7 @@ pub const BINDINGS: &[Binding] = &[
         "P",
         Plan,
         "",
-        "How often to save, tries and hours to the end, from attempts that were seen",
+        "Save interval, tries and hours to the end, as measured",
         [(Char('P'), NONE)]
     ),
     binding!(Everywhere, "?", Help, "help", "This help", [(Char('?'), NONE), (F(1), NONE)]),
