@@ -77,10 +77,6 @@ impl BatchTables {
             .flat_map(|sample| placement.rows.of_token.iter().map(move |row| sample * row_count + row))
             .collect();
         let (tokens_by_row, segment_start, row_segment_start) = segments(&row_of_token, batch * row_count);
-        let position = |sample: usize| {
-            let _ = sample;
-            placement.table.positions().iter().flatten().copied()
-        };
         let (attention, text_attention) = match &placement.sight {
             Sight::Planned { tokens, text } if batch == 1 => {
                 (AttentionLists::new(tokens, tiling), AttentionLists::new(text, tiling))
@@ -97,7 +93,7 @@ impl BatchTables {
             tokens_by_row: ints(tokens_by_row),
             segment_start: ints(segment_start),
             row_segment_start: ints(row_segment_start),
-            positions: (0..batch).flat_map(position).collect(),
+            positions: placement.table.positions().concat().repeat(batch),
             axis: placement.table.frequencies().iter().map(|(axis, _)| *axis as i32).collect(),
             frequency: placement.table.frequencies().iter().map(|(_, frequency)| *frequency).collect(),
             attention,
@@ -121,14 +117,6 @@ impl BatchTables {
 
     pub fn segments(&self) -> usize {
         self.segment_start.len() - 1
-    }
-
-    /// Copies a table to the device.
-    pub fn upload<T>(&self, launcher: &Launcher, arena: &mut Arena, values: &[T]) -> Result<Slice<T>>
-    where
-        T: Element + cudarc::driver::DeviceRepr,
-    {
-        upload(launcher, arena, values)
     }
 
     /// Has the device compute the rotary turns.

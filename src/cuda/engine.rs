@@ -19,7 +19,7 @@ use crate::config::ParameterFormat;
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
-use crate::train::gradients::DeviceTimes;
+use crate::train::gradients::{DeviceTimes, accumulate, required};
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::op::BackpropOp;
@@ -557,25 +557,6 @@ fn collect(
         optimizer::accumulate(launcher, gradient.dtype() == DType::BF16, from, to, 1.0)?;
     }
     Ok(())
-}
-
-fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
-    for (variable, total) in shared.iter().zip(totals) {
-        if let Some(gradient) = store.get(variable) {
-            *total = Some(match total.take() {
-                Some(earlier) => (earlier + gradient)?,
-                None => gradient.clone(),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
-    match store.get(variable) {
-        Some(gradient) => Ok(gradient.clone()),
-        None => Err(Error::crash("no gradient reached a block boundary: an op on the way drops it")),
-    }
 }
 
 /// Marks in the stream, read when everything is done.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const WORKSPACE: usize = 32 << 20;
 
 /// Algorithms of the library that are looked at.
-const MOST: usize = 16;
+const MOST: usize = 8;
 
 /// Which of the three products of a Linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -472,7 +472,7 @@ impl Gemm {
                 Product::Input | Product::InputSum | Product::Weight => (0, 0),
             };
             let extra = Extra { bias, argument };
-            for choice in 0..8 {
+            for choice in 0..MOST {
                 let plan = library.plan(shape, self.operand, choice)?;
                 let mut spans = Vec::new();
                 for _ in 0..4 {

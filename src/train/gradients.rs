@@ -148,7 +148,8 @@ fn collect(parameters: &Parameters, store: &GradStore, gradients: &mut Gradients
     Ok(())
 }
 
-fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
+/// Adds the gradients of variables that blocks share to their totals.
+pub(crate) fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
     for (variable, total) in shared.iter().zip(totals) {
         if let Some(gradient) = store.get(variable) {
             *total = Some(match total.take() {
@@ -160,7 +161,8 @@ fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) 
     Ok(())
 }
 
-fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
+/// The gradient of a block boundary, which an op that drops gradients would keep away.
+pub(crate) fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
     match store.get(variable) {
         Some(gradient) => Ok(gradient.clone()),
         None => candle_core::bail!("no gradient reached a block boundary: an op on the way drops it"),

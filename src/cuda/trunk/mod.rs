@@ -15,7 +15,7 @@ mod weights;
 
 use super::arena::{Arena, Mark};
 use super::attention::{Attention, AttentionTables};
-use super::batch::BatchTables;
+use super::batch::{BatchTables, upload};
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
 use super::launch::{Launcher, Operand, Slice};
@@ -232,11 +232,11 @@ impl<'t> Pass<'t> {
         ops.launcher.zero(e0_gradient, size.operand_bytes)?;
         ops.launcher.zero(text_gradient, size.operand_bytes)?;
         let uploaded = Tables {
-            rows: tables.upload(&ops.launcher, arena, &tables.row_of_token)?,
+            rows: upload(&ops.launcher, arena, &tables.row_of_token)?,
             segments: Segments {
-                tokens_by_row: tables.upload(&ops.launcher, arena, &tables.tokens_by_row)?,
-                start: tables.upload(&ops.launcher, arena, &tables.segment_start)?,
-                of_row: tables.upload(&ops.launcher, arena, &tables.row_segment_start)?,
+                tokens_by_row: upload(&ops.launcher, arena, &tables.tokens_by_row)?,
+                start: upload(&ops.launcher, arena, &tables.segment_start)?,
+                of_row: upload(&ops.launcher, arena, &tables.row_segment_start)?,
                 count: size.segments,
                 rows: size.rows,
             },
