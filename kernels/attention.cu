@@ -5,6 +5,10 @@
 //   out[n,h,:] = sum_s p[n,s] v[s,h,:],  p[n,s] = exp(scale q[n,h,:].k[s,h,:] + key_bias[s] - lse[h,n])
 //   dv = p^T dout;  ds = p (dout.v - delta);  dq = scale ds k;  dk = scale ds^T q;  delta[h,n] = dout[n,h,:].out[n,h,:]
 //
+// delta comes from an output that was rounded, so ds of a query would sum to a rest instead of 0, and the rests of all
+// queries would gather in dk. The query kernel adds the rest to delta: p sums to 1, so the key kernel, which runs after
+// it, finds no rest. dq keeps its part, rest * scale * (mean key under p): about what rounding ds to bf16 leaves there anyway.
+//
 // Operands are [rows, heads, d] with a row stride of ld* elements; lse, delta [heads, N]. A query that sees nothing gets
 // out 0 and lse -inf. Tiles are 32 queries by 32 keys; `tile_list` says which key tiles a query tile reads (for the key
 // kernel: which query tiles a key tile reads) as tile << 1 | partial; every pair is checked against row_keys anyway.
@@ -123,7 +127,7 @@ __device__ void row_products(const T* out, long long ldo, const T* dout, long lo
 
 template <typename T>
 __device__ void backward_query(const T* q, long long ldq, const T* k, long long ldk, const T* v, long long ldv,
-                               const T* dout, long long lddo, const float* lse, const float* delta, T* dq,
+                               const T* dout, long long lddo, const float* lse, float* delta, T* dq,
                                long long lddq, const int* row_keys, const int* tile_start, const int* tile_list,
                                const int* tile_order, const float* key_bias, float scale, int N, int S, int tiles, int d) {
     extern __shared__ float shared[];
@@ -135,7 +139,7 @@ __device__ void backward_query(const T* q, long long ldq, const T* k, long long 
     const float own_delta = query < N ? delta[(long long)head * N + query] : 0.f;
     load_tile(tq, q, ldq, head, tile * TILE, N, d);
     load_tile(tg, dout, lddo, head, tile * TILE, N, d);
-    float sum[DIMS] = {};
+    float sum[DIMS] = {}, rest = 0.f;
     for (int e = tile_start[tile]; e < tile_start[tile + 1]; ++e) {
         const int first = (tile_list[e] >> 1) * TILE;
         __syncthreads();
@@ -149,12 +153,18 @@ __device__ void backward_query(const T* q, long long ldq, const T* k, long long 
         for (int j = 0; j < COLUMNS; ++j) {
             const int key = first + part + QUAD * j;
             const float p = keys.sees(key) ? expf(s[j] * scale + (key_bias ? key_bias[key] : 0.f) - own_lse) : 0.f;
-            ts[row * SCORE_PITCH + part + QUAD * j] = p * (dp[j] - own_delta);
+            const float ds = p * (dp[j] - own_delta);
+            rest += ds;
+            ts[row * SCORE_PITCH + part + QUAD * j] = ds;
         }
         __syncwarp();
         accumulate(sum, ts + row * SCORE_PITCH, tk, part, d);
     }
-    if (query < N) store_row(dq + query * lddq + head * d, sum, scale, part, d);
+    rest += __shfl_xor_sync(~0u, rest, 1);
+    rest += __shfl_xor_sync(~0u, rest, 2);
+    if (query >= N) return;
+    store_row(dq + query * lddq + head * d, sum, scale, part, d);
+    if (part == 0) delta[(long long)head * N + query] = own_delta + rest;
 }
 
 template <typename T>
@@ -218,7 +228,7 @@ __device__ void backward_key(const T* q, long long ldq, const T* k, long long ld
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_query_##t(                               \
         const T* q, long long ldq, const T* k, long long ldk, const T* v, long long ldv, const T* dout,               \
-        long long lddo, const float* lse, const float* delta, T* dq, long long lddq, const int* row_keys,             \
+        long long lddo, const float* lse, float* delta, T* dq, long long lddq, const int* row_keys,                   \
         const int* tile_start, const int* tile_list, const int* tile_order, const float* key_bias, float scale,       \
         int N, int S, int tiles, int d) {                                                                             \
         backward_query(q, ldq, k, ldk, v, ldv, dout, lddo, lse, delta, dq, lddq, row_keys, tile_start, tile_list,     \

@@ -6,10 +6,13 @@
 //   backward_query       query tile 128, key tile 128: S, dP = dO V', dQ += dS K            6 * 128
 //   backward_key         key tile 128, query tile 64:  S' = KQ', dP' = V dO', dV += P' dO, dK += dS' Q    8 * 128
 //
-// A block is one (tile, head): one producer warpgroup, of which one warp copies tiles by TMA through a ring of buffers in
-// shared memory, and two consumer warpgroups of 64 rows each, whose softmax hides behind the other's products. The second
-// product of each pair takes its left operand from the registers that the first left it in, so P and dS never see
-// shared memory; that is also why dQ and dK/dV are two kernels and need no atomics.
+// A block works through (tile, head) pairs, every gridDim.x-th: one producer warpgroup, of which one warp copies tiles by
+// TMA through a ring of buffers in shared memory and two warps prepare what belongs to rows (visibility bits, biases,
+// statistics), and two consumer warpgroups of 64 rows each, whose softmax hides behind the other's products. The producers
+// run ahead into the next pair while the consumers finish the last. The second product of each pair takes its left operand
+// from the registers that the first left it in, so P and dS never see shared memory; that is also why dQ and dK/dV are two
+// kernels and need no atomics. Where keys are few, several blocks share a key tile and `attention_hopper_sum_splits` adds
+// their parts in a fixed order.
 //
 // Layouts. A tile of R rows lies in shared memory as two panels of 64 columns, R * 128 bytes each, rows of 128 bytes whose
 // 16-byte parts are permuted by the copy engine's 128-byte swizzle (a pattern of 8 rows, 1024 bytes).
@@ -195,43 +198,161 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Scores of rows row, row + 8 with keys from `key` on (the thread's first): those not seen become -inf.
-__device__ __forceinline__ void hide_keys(float (&s)[64], const int* row_keys, int row, int rows, int key) {
+// ---- what the producers know of rows
+
+constexpr int ROW_WARPS = 2;  // warps 2 and 3 of the producers
+// State of a tile pair: whether some pair is hidden, and whether the 64 rows of a consumer see anything at all.
+constexpr uint32_t PARTIAL = 1, BOTH_SEE = 6;
+__device__ __forceinline__ bool sees_nothing(uint32_t state, int group) { return !(state >> group & 1); }
+
+// The n lowest bits, n at most 32.
+__device__ __forceinline__ uint32_t low_bits(int n) { return __funnelshift_lc(~0u, 0u, uint32_t(max(n, 0))); }
+
+// Which of keys first .. first + 31 a row sees.
+__device__ __forceinline__ uint32_t seen_bits(int4 a, int2 b, int first) {
+    return (low_bits(a.y - first) & ~low_bits(a.x - first)) | (low_bits(a.w - first) & ~low_bits(a.z - first)) |
+           (low_bits(b.y - first) & ~low_bits(b.x - first));
+}
+
+// Scores that are not seen become -inf. `seen` are the bits of rows row, row + 8 with the tile's 128 keys.
+__device__ __forceinline__ void hide_keys(float (&s)[64], const uint4 (&seen)[2], int column) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const RowKeys keys = load_row_keys(row_keys, row + 8 * r, rows);
+        const uint32_t words[4] = {seen[r].x >> column, seen[r].y >> column, seen[r].z >> column, seen[r].w >> column};
 #pragma unroll
         for (int j = 0; j < 16; ++j)
 #pragma unroll
             for (int c = 0; c < 2; ++c)
-                if (!keys.sees(key + 8 * j + c)) s[4 * j + 2 * r + c] = -CUDART_INF_F;
+                if (!(words[j / 4] & 1u << (8 * (j % 4) + c))) s[4 * j + 2 * r + c] = -CUDART_INF_F;
     }
 }
-// key_bias in units of the raw score, so that scale * s holds it.
-__device__ __forceinline__ void add_key_bias(float (&s)[64], const float* key_bias, float scale, int key, int keys) {
-    const float unit = 1.f / scale;
+// `bias` in units of the raw score, so that scale * s holds it.
+__device__ __forceinline__ void add_key_bias(float (&s)[64], const float* bias, int column) {
 #pragma unroll
-    for (int j = 0; j < 16; ++j)
+    for (int j = 0; j < 16; ++j) {
+        const float2 x = *reinterpret_cast<const float2*>(bias + 8 * j + column);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const int at = key + 8 * j + c;
-            const float bias = at < keys ? __ldg(key_bias + at) * unit : 0.f;
-            s[4 * j + c] += bias;
-            s[4 * j + 2 + c] += bias;
+        for (int r = 0; r < 2; ++r) {
+            s[4 * j + 2 * r] += x.x;
+            s[4 * j + 2 * r + 1] += x.y;
         }
+    }
 }
-// The thread's part of rows row, row + 8 of an accumulator of 128 columns.
+
+// Query tiles of 128 against key tiles of 128: what the producers prepare for a buffer of keys.
+template <int STAGES>
+struct KeyRows {
+    uint4 seen[STAGES][ROWS];    // by query, a bit a key; only where PARTIAL
+    float bias[STAGES][ROWS];    // by key, only with key_bias
+    uint32_t state[STAGES][ROW_WARPS];
+
+    // By both row warps; `at` counts their threads.
+    __device__ __forceinline__ void fill(int stage, int at, const int* row_keys, int query, int queries, int entry,
+                                         const float* key_bias, float scale, int keys) {
+        const int first = (entry >> 1) * ROWS;
+        uint32_t found = BOTH_SEE;
+        if (entry & PARTIAL) {
+            found = PARTIAL;
+#pragma unroll 1
+            for (int group = 0; group < CONSUMERS; ++group) {
+                const int row = at + 64 * group;
+                uint4 bits = make_uint4(0, 0, 0, 0);
+                if (query + row < queries) {
+                    const int4* of_row = reinterpret_cast<const int4*>(row_keys + 8ll * (query + row));
+                    const int4 a = __ldg(of_row);
+                    const int2 b = __ldg(reinterpret_cast<const int2*>(of_row + 1));
+                    bits = make_uint4(seen_bits(a, b, first), seen_bits(a, b, first + 32), seen_bits(a, b, first + 64),
+                                      seen_bits(a, b, first + 96));
+                }
+                seen[stage][row] = bits;
+                if (__any_sync(~0u, (bits.x | bits.y | bits.z | bits.w) != 0)) found |= 2 << group;
+            }
+        }
+        if (key_bias) {
+#pragma unroll 1
+            for (int key = at; key < ROWS; key += 32 * ROW_WARPS)
+                bias[stage][key] = first + key < keys ? __ldg(key_bias + first + key) / scale : 0.f;
+        }
+        if (at % 32 == 0) state[stage][at / 32] = found;
+    }
+    __device__ __forceinline__ uint32_t state_of(int stage) const { return state[stage][0] | state[stage][1]; }
+};
+
+// The thread's part of rows row, row + 8 of an accumulator of 128 columns. The four threads of a row trade parts, so that
+// each stores 16 bytes.
 __device__ __forceinline__ void store_rows(__nv_bfloat16* to, long long ld, int row, int rows, int lane, const float (&d)[64],
                                            float first, float second) {
+    const bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float factor = r ? second : first;
+        uint4* at = reinterpret_cast<uint4*>(to + (row + 8 * r) * ld) + lane % 4;
+#pragma unroll
+        for (int j = 0; j < 16; j += 4) {
+            uint32_t x[4];  // before: part lane % 4 of 16-byte columns j .. j + 3; after: parts 0 .. 3 of column j + lane % 4
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = pack(d[4 * (j + i) + 2 * r] * factor, d[4 * (j + i) + 2 * r + 1] * factor);
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const uint32_t other = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
+                x[i] = odd ? other : x[i];
+                x[i + 1] = odd ? x[i + 1] : other;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint32_t other = __shfl_xor_sync(~0u, high ? x[i] : x[i + 2], 2);
+                x[i] = high ? other : x[i];
+                x[i + 2] = high ? x[i + 2] : other;
+            }
+            if (row + 8 * r < rows) at[j] = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+// The same in f32.
+__device__ __forceinline__ void store_rows(float* to, long long ld, int row, int rows, int lane, const float (&d)[64],
+                                           float factor) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         if (row + 8 * r >= rows) continue;
-        uint32_t* at = reinterpret_cast<uint32_t*>(to + (row + 8 * r) * ld) + lane % 4;
-        const float factor = r ? second : first;
+        float2* at = reinterpret_cast<float2*>(to + (row + 8 * r) * ld) + lane % 4;
 #pragma unroll
-        for (int j = 0; j < 16; ++j) at[4 * j] = pack(d[4 * j + 2 * r] * factor, d[4 * j + 2 * r + 1] * factor);
+        for (int j = 0; j < 16; ++j) at[4 * j] = make_float2(d[4 * j + 2 * r] * factor, d[4 * j + 2 * r + 1] * factor);
     }
 }
+
+// ---- whose turn it is to issue products
+
+// The two consumers issue in turn, the first first: one computes while the other multiplies.
+__device__ __forceinline__ void turn_wait(int group) { asm volatile("bar.sync %0, 256;" ::"r"(group) : "memory"); }
+__device__ __forceinline__ void turn_pass(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(3 - group) : "memory"); }
+__device__ __forceinline__ void turn_begin(int group) {
+    if (group == 2) turn_pass(group);
+}
+
+// ---- a run of a key tile's queries
+
+// Read anew each time: a copy kept through the loop costs the producers a register that they lack.
+__device__ __forceinline__ int grid_width() {
+    int x;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+    return x;
+}
+__device__ __forceinline__ unsigned grid_height() {
+    unsigned y;
+    asm volatile("mov.u32 %0, %%nctaid.y;" : "=r"(y));
+    return y;
+}
+
+struct KeyWork {
+    int head, tile, begin, end;
+
+    __device__ __forceinline__ KeyWork(int item, int tiles, const int* tile_order, const int* tile_start)
+        : head(item / tiles), tile(tile_order[item % tiles]) {
+        const int start = tile_start[tile], count = tile_start[tile + 1] - start;
+        begin = start + int(unsigned(count) * blockIdx.y / grid_height());
+        end = start + int(unsigned(count) * (blockIdx.y + 1) / grid_height());
+    }
+};
 
 __device__ __forceinline__ uint32_t aligned_buffer(const void* dynamic) { return (shared_address(dynamic) + 1023) & ~1023u; }
 
@@ -242,19 +363,19 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
                      const __grid_constant__ CUtensorMap v_map, __nv_bfloat16* out, long long ldo, float* lse,
                      const int* __restrict__ row_keys, const int* __restrict__ tile_start,
                      const int* __restrict__ tile_list, const int* __restrict__ tile_order,
-                     const float* __restrict__ key_bias, float scale, int N, int S, int tiles) {
+                     const float* __restrict__ key_bias, float scale, int N, int S, int tiles, int heads) {
     using namespace hopper;
     constexpr int STAGES = 2;
     extern __shared__ uint8_t dynamic[];
-    __shared__ uint64_t q_full, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+    __shared__ uint64_t q_full, q_empty, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+    __shared__ KeyRows<STAGES> rows;
     const uint32_t tq = aligned_buffer(dynamic), tk = tq + tile_bytes(ROWS), tv = tk + STAGES * tile_bytes(ROWS);
-    const int head = blockIdx.x / tiles, tile = tile_order[blockIdx.x % tiles];
-    const int begin = tile_start[tile], end = tile_start[tile + 1];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     if (threadIdx.x == 0) {
         barrier_init(&q_full, 1);
+        barrier_init(&q_empty, 4 * CONSUMERS);
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(&k_full[i], 1);
+            barrier_init(&k_full[i], 1 + ROW_WARPS);
             barrier_init(&v_full[i], 1);
             barrier_init(&k_empty[i], 4 * CONSUMERS);
             barrier_init(&v_empty[i], 4 * CONSUMERS);
@@ -264,35 +385,68 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
     __syncthreads();
 
     if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 0 && begin < end) {
-            barrier_expect(&q_full, tile_bytes(ROWS));
-            copy_tile<ROWS>(tq, q_map, &q_full, head, tile * ROWS);
-            Ring<STAGES> at;
-            for (int e = begin; e < end; ++e, at.next()) {
-                const int first = (tile_list[e] >> 1) * ROWS;
-                barrier_wait(&k_empty[at.stage], at.parity ^ 1);
-                barrier_expect(&k_full[at.stage], tile_bytes(ROWS));
-                copy_tile<ROWS>(tk + at.stage * tile_bytes(ROWS), k_map, &k_full[at.stage], head, first);
-                barrier_wait(&v_empty[at.stage], at.parity ^ 1);
-                barrier_expect(&v_full[at.stage], tile_bytes(ROWS));
-                copy_tile<ROWS>(tv + at.stage * tile_bytes(ROWS), v_map, &v_full[at.stage], head, first);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        Ring<STAGES> at;
+        if (threadIdx.x == 0) {
+            uint32_t parity = 0;
+            for (int item = blockIdx.x; item < tiles * heads; item += gridDim.x) {
+                const int head = item / tiles, tile = tile_order[item % tiles];
+                const int begin = tile_start[tile], end = tile_start[tile + 1];
+                for (int e = begin; e < end; ++e, at.next()) {
+                    const int first = (tile_list[e] >> 1) * ROWS;
+                    barrier_wait(&k_empty[at.stage], at.parity ^ 1);
+                    barrier_expect(&k_full[at.stage], tile_bytes(ROWS));
+                    copy_tile<ROWS>(tk + at.stage * tile_bytes(ROWS), k_map, &k_full[at.stage], head, first);
+                    if (e == begin) {
+                        barrier_wait(&q_empty, parity ^ 1);
+                        barrier_expect(&q_full, tile_bytes(ROWS));
+                        copy_tile<ROWS>(tq, q_map, &q_full, head, tile * ROWS);
+                        parity ^= 1;
+                    }
+                    barrier_wait(&v_empty[at.stage], at.parity ^ 1);
+                    barrier_expect(&v_full[at.stage], tile_bytes(ROWS));
+                    copy_tile<ROWS>(tv + at.stage * tile_bytes(ROWS), v_map, &v_full[at.stage], head, first);
+                }
+            }
+        } else if (warp > 1) {
+            for (int item = blockIdx.x; item < tiles * heads; item += gridDim.x) {
+                const int tile = tile_order[item % tiles];
+                const int begin = tile_start[tile], end = tile_start[tile + 1];
+                for (int e = begin; e < end; ++e, at.next()) {
+                    const int entry = tile_list[e];
+                    barrier_wait(&k_empty[at.stage], at.parity ^ 1);
+                    rows.fill(at.stage, threadIdx.x - 64, row_keys, tile * ROWS, N, entry, key_bias, scale, S);
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(&k_full[at.stage]);
+                }
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        const int row = tile * ROWS + (warp - 4) * 16 + lane / 4;  // the thread's rows are row, row + 8
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        const int own_row = (warp - 4) * 16 + lane / 4;  // the thread's rows are row, row + 8
         const int column = 2 * (lane % 4);
         const uint32_t own = tq + (group - 1) * 64 * 128;
         const float factor = scale * LOG2E;
-        float o[64], s[64], maximum[2] = {-CUDART_INF_F, -CUDART_INF_F}, sum[2] = {0.f, 0.f}, fade[2];
-        uint32_t p[32];
+        float o[64], s[64], maximum[2], sum[2], fade[2];
+        uint32_t p[32], state;
+        uint4 seen[2];
+        Ring<STAGES> at;
+        uint32_t parity = 0;
 
+        // What the producers left for the scores of this buffer.
+        auto look = [&](int stage) {
+            state = rows.state_of(stage);
+            if (state & PARTIAL) {
+                seen[0] = rows.seen[stage][own_row];
+                seen[1] = rows.seen[stage][own_row + 8];
+            }
+        };
+        auto biased = [&](int stage) {
+            if (key_bias) add_key_bias(s, rows.bias[stage], column);
+        };
         // Scores to probabilities in place, against the highest score so far.
-        auto softmax = [&](int entry) {
-            const int key = (entry >> 1) * ROWS + column;
-            if (key_bias) add_key_bias(s, key_bias, scale, key, S);
-            if (entry & 1) hide_keys(s, row_keys, row, N, key);
+        auto softmax = [&]() {
+            if (state & PARTIAL) hide_keys(s, seen, column);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 float highest = maximum[r];
@@ -315,87 +469,109 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
             }
         };
 
-        if (begin < end) {
-            Ring<STAGES> at;
-            barrier_wait(&q_full, 0);
-            barrier_wait(&k_full[0], 0);
-            pin(s);
-            products_begin();
-            scores<ROWS, ROWS>(s, own, tk);
-            products_wait<0>();
-            pin(s);
-            if (lane == 0) barrier_arrive(&k_empty[0]);
-            softmax(tile_list[begin]);
-            pack<64>(p, s);
+        turn_begin(group);
+        for (int item = blockIdx.x; item < tiles * heads; item += gridDim.x) {
+            const int head = item / tiles, tile = tile_order[item % tiles];
+            const int begin = tile_start[tile], end = tile_start[tile + 1];
+            maximum[0] = maximum[1] = -CUDART_INF_F;
+            sum[0] = sum[1] = 0.f;
 #pragma unroll
             for (int i = 0; i < 64; ++i) o[i] = 0.f;
-            // The scores of this tile and the values of the last are multiplied together: the softmax hides behind them.
-            for (int e = begin + 1; e < end; ++e) {
-                const Ring<STAGES> last = at;
-                at.next();
+            if (begin < end) {
                 barrier_wait(&k_full[at.stage], at.parity);
+                barrier_wait(&q_full, parity);
+                parity ^= 1;
                 pin(s);
+                products_begin();
+                scores<ROWS, ROWS>(s, own, tk + at.stage * tile_bytes(ROWS));
+                look(at.stage);
+                products_wait<0>();
+                pin(s);
+                biased(at.stage);
+                __syncwarp();
+                if (lane == 0) {
+                    barrier_arrive(&k_empty[at.stage]);
+                    if (begin + 1 == end) barrier_arrive(&q_empty);
+                }
+                softmax();
+                pack<64>(p, s);
+                // The scores of this tile and the values of the last are multiplied together: the softmax hides behind
+                // them, and behind the other consumers' products, since the two take turns to issue theirs.
+                for (int e = begin + 1; e < end; ++e) {
+                    const Ring<STAGES> last = at;
+                    at.next();
+                    barrier_wait(&k_full[at.stage], at.parity);
+                    turn_wait(group);
+                    pin(s);
+                    pin(o);
+                    pin(p);
+                    products_begin();
+                    scores<ROWS, ROWS>(s, own, tk + at.stage * tile_bytes(ROWS));
+                    barrier_wait(&v_full[last.stage], last.parity);
+                    combine<ROWS>(o, p, tv + last.stage * tile_bytes(ROWS), 1);
+                    turn_pass(group);
+                    look(at.stage);
+                    products_wait<1>();
+                    pin(s);
+                    biased(at.stage);
+                    __syncwarp();
+                    if (lane == 0) {
+                        barrier_arrive(&k_empty[at.stage]);
+                        if (e + 1 == end) barrier_arrive(&q_empty);
+                    }
+                    softmax();
+                    products_wait<0>();
+                    pin(o);
+                    pin(p);
+                    if (lane == 0) barrier_arrive(&v_empty[last.stage]);
+#pragma unroll
+                    for (int i = 0; i < 64; ++i) o[i] *= fade[i / 2 % 2];
+                    pack<64>(p, s);
+                }
+                barrier_wait(&v_full[at.stage], at.parity);
                 pin(o);
                 pin(p);
                 products_begin();
-                scores<ROWS, ROWS>(s, own, tk + at.stage * tile_bytes(ROWS));
-                barrier_wait(&v_full[last.stage], last.parity);
-                combine<ROWS>(o, p, tv + last.stage * tile_bytes(ROWS), 1);
-                products_wait<1>();
-                pin(s);
-                if (lane == 0) barrier_arrive(&k_empty[at.stage]);
-                softmax(tile_list[e]);
+                combine<ROWS>(o, p, tv + at.stage * tile_bytes(ROWS), 1);
                 products_wait<0>();
                 pin(o);
-                pin(p);
-                if (lane == 0) barrier_arrive(&v_empty[last.stage]);
-#pragma unroll
-                for (int i = 0; i < 64; ++i) o[i] *= fade[i / 2 % 2];
-                pack<64>(p, s);
+                if (lane == 0) barrier_arrive(&v_empty[at.stage]);
+                at.next();
             }
-            barrier_wait(&v_full[at.stage], at.parity);
-            pin(o);
-            pin(p);
-            products_begin();
-            combine<ROWS>(o, p, tv + at.stage * tile_bytes(ROWS), 1);
-            products_wait<0>();
-            pin(o);
-        } else {
+            const int row = tile * ROWS + own_row;
+            float inverse[2];
 #pragma unroll
-            for (int i = 0; i < 64; ++i) o[i] = 0.f;
+            for (int r = 0; r < 2; ++r) {
+                const float total = quad_sum(sum[r]);
+                inverse[r] = total > 0.f ? 1.f / total : 0.f;
+                if (lane % 4 == 0 && row + 8 * r < N)
+                    lse[(long long)head * N + row + 8 * r] = total > 0.f ? maximum[r] * scale + logf(total) : -CUDART_INF_F;
+            }
+            store_rows(out + head * WIDTH, ldo, row, N, lane, o, inverse[0], inverse[1]);
         }
-        float inverse[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float total = quad_sum(sum[r]);
-            inverse[r] = total > 0.f ? 1.f / total : 0.f;
-            if (lane % 4 == 0 && row + 8 * r < N)
-                lse[(long long)head * N + row + 8 * r] = total > 0.f ? maximum[r] * scale + logf(total) : -CUDART_INF_F;
-        }
-        store_rows(out + head * WIDTH, ldo, row, N, lane, o, inverse[0], inverse[1]);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
     attention_hopper_backward_query(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                                     const __grid_constant__ CUtensorMap v_map, const __grid_constant__ CUtensorMap dout_map,
-                                    const float* __restrict__ lse, const float* __restrict__ delta, __nv_bfloat16* dq,
-                                    long long lddq, const int* __restrict__ row_keys, const int* __restrict__ tile_start,
+                                    const float* __restrict__ lse, float* delta, __nv_bfloat16* dq, long long lddq,
+                                    const int* __restrict__ row_keys, const int* __restrict__ tile_start,
                                     const int* __restrict__ tile_list, const int* __restrict__ tile_order,
-                                    const float* __restrict__ key_bias, float scale, int N, int S, int tiles) {
+                                    const float* __restrict__ key_bias, float scale, int N, int S, int tiles, int heads) {
     using namespace hopper;
     constexpr int STAGES = 2;
     extern __shared__ uint8_t dynamic[];
-    __shared__ uint64_t q_full, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+    __shared__ uint64_t q_full, q_empty, k_full[STAGES], v_full[STAGES], k_empty[STAGES], v_empty[STAGES];
+    __shared__ KeyRows<STAGES> rows;
     const uint32_t tq = aligned_buffer(dynamic), tg = tq + tile_bytes(ROWS), tk = tg + tile_bytes(ROWS),
                    tv = tk + STAGES * tile_bytes(ROWS);
-    const int head = blockIdx.x / tiles, tile = tile_order[blockIdx.x % tiles];
-    const int begin = tile_start[tile], end = tile_start[tile + 1];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     if (threadIdx.x == 0) {
         barrier_init(&q_full, 1);
+        barrier_init(&q_empty, 4 * CONSUMERS);
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(&k_full[i], 1);
+            barrier_init(&k_full[i], 1 + ROW_WARPS);
             barrier_init(&v_full[i], 1);
             barrier_init(&k_empty[i], 4 * CONSUMERS);
             barrier_init(&v_empty[i], 4 * CONSUMERS);
@@ -405,73 +581,127 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
     __syncthreads();
 
     if (group == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 0 && begin < end) {
-            barrier_expect(&q_full, 2 * tile_bytes(ROWS));
-            copy_tile<ROWS>(tq, q_map, &q_full, head, tile * ROWS);
-            copy_tile<ROWS>(tg, dout_map, &q_full, head, tile * ROWS);
-            Ring<STAGES> at;
-            for (int e = begin; e < end; ++e, at.next()) {
-                const int first = (tile_list[e] >> 1) * ROWS;
-                barrier_wait(&k_empty[at.stage], at.parity ^ 1);
-                barrier_expect(&k_full[at.stage], tile_bytes(ROWS));
-                copy_tile<ROWS>(tk + at.stage * tile_bytes(ROWS), k_map, &k_full[at.stage], head, first);
-                barrier_wait(&v_empty[at.stage], at.parity ^ 1);
-                barrier_expect(&v_full[at.stage], tile_bytes(ROWS));
-                copy_tile<ROWS>(tv + at.stage * tile_bytes(ROWS), v_map, &v_full[at.stage], head, first);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        Ring<STAGES> at;
+        if (threadIdx.x == 0) {
+            uint32_t parity = 0;
+            for (int item = blockIdx.x; item < tiles * heads; item += gridDim.x) {
+                const int head = item / tiles, tile = tile_order[item % tiles];
+                const int begin = tile_start[tile], end = tile_start[tile + 1];
+                for (int e = begin; e < end; ++e, at.next()) {
+                    const int first = (tile_list[e] >> 1) * ROWS;
+                    barrier_wait(&k_empty[at.stage], at.parity ^ 1);
+                    barrier_expect(&k_full[at.stage], tile_bytes(ROWS));
+                    copy_tile<ROWS>(tk + at.stage * tile_bytes(ROWS), k_map, &k_full[at.stage], head, first);
+                    if (e == begin) {
+                        barrier_wait(&q_empty, parity ^ 1);
+                        barrier_expect(&q_full, 2 * tile_bytes(ROWS));
+                        copy_tile<ROWS>(tq, q_map, &q_full, head, tile * ROWS);
+                        copy_tile<ROWS>(tg, dout_map, &q_full, head, tile * ROWS);
+                        parity ^= 1;
+                    }
+                    barrier_wait(&v_empty[at.stage], at.parity ^ 1);
+                    barrier_expect(&v_full[at.stage], tile_bytes(ROWS));
+                    copy_tile<ROWS>(tv + at.stage * tile_bytes(ROWS), v_map, &v_full[at.stage], head, first);
+                }
+            }
+        } else if (warp > 1) {
+            for (int item = blockIdx.x; item < tiles * heads; item += gridDim.x) {
+                const int tile = tile_order[item % tiles];
+                const int begin = tile_start[tile], end = tile_start[tile + 1];
+                for (int e = begin; e < end; ++e, at.next()) {
+                    const int entry = tile_list[e];
+                    barrier_wait(&k_empty[at.stage], at.parity ^ 1);
+                    rows.fill(at.stage, threadIdx.x - 64, row_keys, tile * ROWS, N, entry, key_bias, scale, S);
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(&k_full[at.stage]);
+                }
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        const int row = tile * ROWS + (warp - 4) * 16 + lane / 4;
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        const int own_row = (warp - 4) * 16 + lane / 4;
         const int column = 2 * (lane % 4);
         const uint32_t own = (group - 1) * 64 * 128;
         const float factor = scale * LOG2E;
-        float base[2], own_delta[2];
+        Ring<STAGES> at;
+        uint32_t parity = 0;
+        for (int item = blockIdx.x; item < tiles * heads; item += gridDim.x) {
+            const int head = item / tiles, tile = tile_order[item % tiles], row = tile * ROWS + own_row;
+            const int begin = tile_start[tile], end = tile_start[tile + 1];
+            float base[2], own_delta[2], rest[2] = {0.f, 0.f};  // rest: see attention.cu
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const long long at = (long long)head * N + row + 8 * r;
-            const float x = row + 8 * r < N ? lse[at] * LOG2E : 0.f;
-            base[r] = x == -CUDART_INF_F ? 0.f : x;  // a row that sees nothing: its scores are all -inf
-            own_delta[r] = row + 8 * r < N ? delta[at] : 0.f;
+            for (int r = 0; r < 2; ++r) {
+                const long long of_row = (long long)head * N + row + 8 * r;
+                const float x = row + 8 * r < N ? lse[of_row] * LOG2E : 0.f;
+                base[r] = x == -CUDART_INF_F ? 0.f : x;  // a row that sees nothing: its scores are all -inf
+                own_delta[r] = row + 8 * r < N ? delta[of_row] : 0.f;
+            }
+            float sum[64], s[64], dp[64];
+#pragma unroll
+            for (int i = 0; i < 64; ++i) sum[i] = 0.f;
+            if (begin < end) {
+                barrier_wait(&q_full, parity);
+                parity ^= 1;
+            }
+            for (int e = begin; e < end; ++e, at.next()) {
+                const uint32_t keys = tk + at.stage * tile_bytes(ROWS), values = tv + at.stage * tile_bytes(ROWS);
+                barrier_wait(&k_full[at.stage], at.parity);
+                const uint32_t state = rows.state_of(at.stage);
+                if (sees_nothing(state, group)) {
+                    barrier_wait(&v_full[at.stage], at.parity);
+                    __syncwarp();
+                    if (lane == 0) {
+                        barrier_arrive(&v_empty[at.stage]);
+                        barrier_arrive(&k_empty[at.stage]);
+                        if (e + 1 == end) barrier_arrive(&q_empty);
+                    }
+                    continue;
+                }
+                pin(s);
+                pin(dp);
+                products_begin();
+                scores<ROWS, ROWS>(s, tq + own, keys);
+                barrier_wait(&v_full[at.stage], at.parity);
+                scores<ROWS, ROWS>(dp, tg + own, values);
+                products_wait<1>();
+                pin(s);
+                if (key_bias) add_key_bias(s, rows.bias[at.stage], column);
+                if (state & PARTIAL) {
+                    const uint4 seen[2] = {rows.seen[at.stage][own_row], rows.seen[at.stage][own_row + 8]};
+                    hide_keys(s, seen, column);
+                }
+#pragma unroll
+                for (int i = 0; i < 64; ++i) s[i] = exp2_fast(fmaf(s[i], factor, -base[i / 2 % 2]));
+                products_wait<0>();
+                pin(dp);
+                if (lane == 0) {
+                    barrier_arrive(&v_empty[at.stage]);
+                    if (e + 1 == end) barrier_arrive(&q_empty);
+                }
+                uint32_t ds[32];
+#pragma unroll
+                for (int i = 0; i < 32; ++i) {
+                    const float x = s[2 * i] * (dp[2 * i] - own_delta[i % 2]);
+                    const float y = s[2 * i + 1] * (dp[2 * i + 1] - own_delta[i % 2]);
+                    rest[i % 2] += x + y;
+                    ds[i] = pack(x, y);
+                }
+                pin(sum);
+                pin(ds);
+                products_begin();
+                combine<ROWS>(sum, ds, keys, 1);
+                products_wait<0>();
+                pin(sum);
+                if (lane == 0) barrier_arrive(&k_empty[at.stage]);
+            }
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float corrected = own_delta[r] + quad_sum(rest[r]);
+                if (lane % 4 == 0 && row + 8 * r < N) delta[(long long)head * N + row + 8 * r] = corrected;
+            }
+            store_rows(dq + head * WIDTH, lddq, row, N, lane, sum, scale, scale);
         }
-        float sum[64], s[64], dp[64];
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sum[i] = 0.f;
-        if (begin < end) barrier_wait(&q_full, 0);
-        for (int e = begin; e < end; ++e) {
-            const Ring<2> at = ring_of_two(e - begin);
-            const int entry = tile_list[e], key = (entry >> 1) * ROWS + column;
-            const uint32_t keys = tk + at.stage * tile_bytes(ROWS), values = tv + at.stage * tile_bytes(ROWS);
-            barrier_wait(&k_full[at.stage], at.parity);
-            pin(s);
-            pin(dp);
-            products_begin();
-            scores<ROWS, ROWS>(s, tq + own, keys);
-            barrier_wait(&v_full[at.stage], at.parity);
-            scores<ROWS, ROWS>(dp, tg + own, values);
-            products_wait<1>();
-            pin(s);
-            if (key_bias) add_key_bias(s, key_bias, scale, key, S);
-            if (entry & 1) hide_keys(s, row_keys, row, N, key);
-#pragma unroll
-            for (int i = 0; i < 64; ++i) s[i] = exp2_fast(fmaf(s[i], factor, -base[i / 2 % 2]));
-            products_wait<0>();
-            pin(dp);
-            if (lane == 0) barrier_arrive(&v_empty[at.stage]);
-            uint32_t ds[32];
-#pragma unroll
-            for (int i = 0; i < 32; ++i)
-                ds[i] = pack(s[2 * i] * (dp[2 * i] - own_delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - own_delta[i % 2]));
-            pin(sum);
-            pin(ds);
-            products_begin();
-            combine<ROWS>(sum, ds, keys, 1);
-            products_wait<0>();
-            pin(sum);
-            if (lane == 0) barrier_arrive(&k_empty[at.stage]);
-        }
-        store_rows(dq + head * WIDTH, lddq, row, N, lane, sum, scale, scale);
     }
 }
 
@@ -482,130 +712,220 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
                                   long long lddk, __nv_bfloat16* dv, long long lddv, const int* __restrict__ row_keys,
                                   const int* __restrict__ tile_start, const int* __restrict__ tile_list,
                                   const int* __restrict__ tile_order, const float* __restrict__ key_bias, float scale,
-                                  int N, int S, int tiles) {
+                                  int N, int S, int tiles, int heads, float* partial) {
     using namespace hopper;
     constexpr int STAGES = 3;
     constexpr uint32_t BYTES = tile_bytes(QUERY_ROWS);
     extern __shared__ uint8_t dynamic[];
-    __shared__ uint64_t k_full, full[STAGES], empty[STAGES];
+    __shared__ uint64_t k_full, k_empty, full[STAGES], empty[STAGES];
     __shared__ __align__(16) float2 base_delta[STAGES][QUERY_ROWS];  // lse * log2(e), delta
+    __shared__ __align__(16) uint32_t seen[STAGES][ROWS / 32][QUERY_ROWS];  // a bit a key; only where PARTIAL
+    __shared__ uint32_t states[STAGES][ROW_WARPS];
     const uint32_t tk = aligned_buffer(dynamic), tv = tk + tile_bytes(ROWS), tq = tv + tile_bytes(ROWS), tg = tq + STAGES * BYTES;
-    const int head = blockIdx.x / tiles, tile = tile_order[blockIdx.x % tiles];
-    const int begin = tile_start[tile], end = tile_start[tile + 1];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     if (threadIdx.x == 0) {
         barrier_init(&k_full, 1);
+        barrier_init(&k_empty, 4 * CONSUMERS);
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(&full[i], 2);  // the copies' and the row values'
+            barrier_init(&full[i], 2 + ROW_WARPS);  // the copies', the statistics', the visibility's
             barrier_init(&empty[i], 4 * CONSUMERS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    const int items = tiles * heads;
 
     if (group == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (warp == 0 && begin < end) {
-            if (lane == 0) {
-                barrier_expect(&k_full, 2 * tile_bytes(ROWS));
-                copy_tile<ROWS>(tk, k_map, &k_full, head, tile * ROWS);
-                copy_tile<ROWS>(tv, v_map, &k_full, head, tile * ROWS);
-            }
-            Ring<STAGES> at;
-            for (int e = begin; e < end; ++e, at.next()) {
-                const int first = (tile_list[e] >> 1) * QUERY_ROWS;
-                barrier_wait(&empty[at.stage], at.parity ^ 1);
-                if (lane == 0) {
+        Ring<STAGES> at;
+        if (threadIdx.x == 0) {
+            uint32_t parity = 0;
+            for (int item = blockIdx.x; item < items; item += grid_width()) {
+                const KeyWork work(item, tiles, tile_order, tile_start);
+#pragma unroll 1
+                for (int e = work.begin; e < work.end; ++e, at.next()) {
+                    const int first = (tile_list[e] >> 1) * QUERY_ROWS;
+                    barrier_wait(&empty[at.stage], at.parity ^ 1);
                     barrier_expect(&full[at.stage], 2 * BYTES);
-                    copy_tile<QUERY_ROWS>(tq + at.stage * BYTES, q_map, &full[at.stage], head, first);
-                    copy_tile<QUERY_ROWS>(tg + at.stage * BYTES, dout_map, &full[at.stage], head, first);
+                    copy_tile<QUERY_ROWS>(tq + at.stage * BYTES, q_map, &full[at.stage], work.head, first);
+                    copy_tile<QUERY_ROWS>(tg + at.stage * BYTES, dout_map, &full[at.stage], work.head, first);
+                    if (e == work.begin) {
+                        barrier_wait(&k_empty, parity ^ 1);
+                        barrier_expect(&k_full, 2 * tile_bytes(ROWS));
+                        copy_tile<ROWS>(tk, k_map, &k_full, work.head, work.tile * ROWS);
+                        copy_tile<ROWS>(tv, v_map, &k_full, work.head, work.tile * ROWS);
+                        parity ^= 1;
+                    }
                 }
+            }
+        } else if (warp == 1) {
+            for (int item = blockIdx.x; item < items; item += grid_width()) {
+                const KeyWork work(item, tiles, tile_order, tile_start);
+                for (int e = work.begin; e < work.end; ++e, at.next()) {
+                    const int first = (tile_list[e] >> 1) * QUERY_ROWS;
+                    barrier_wait(&empty[at.stage], at.parity ^ 1);
 #pragma unroll
-                for (int i = lane; i < QUERY_ROWS; i += 32) {
-                    const long long row = (long long)head * N + first + i;
-                    const bool inside = first + i < N;
-                    const float base = inside ? lse[row] * LOG2E : 0.f;
-                    base_delta[at.stage][i] = make_float2(base == -CUDART_INF_F ? 0.f : base, inside ? delta[row] : 0.f);
+                    for (int i = lane; i < QUERY_ROWS; i += 32) {
+                        const bool inside = first + i < N;
+                        const int row = work.head * N + first + i;
+                        const float base = inside ? lse[row] * LOG2E : 0.f;
+                        base_delta[at.stage][i] = make_float2(base == -CUDART_INF_F ? 0.f : base, inside ? delta[row] : 0.f);
+                    }
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(&full[at.stage]);
                 }
-                __syncwarp();
-                if (lane == 0) barrier_arrive(&full[at.stage]);
+            }
+        } else if (warp > 1) {
+            for (int item = blockIdx.x; item < items; item += grid_width()) {
+                const KeyWork work(item, tiles, tile_order, tile_start);
+                for (int e = work.begin; e < work.end; ++e, at.next()) {
+                    const int entry = tile_list[e], own_query = threadIdx.x - 64;
+                    const int query = (entry >> 1) * QUERY_ROWS + own_query;
+                    barrier_wait(&empty[at.stage], at.parity ^ 1);
+                    uint32_t found = BOTH_SEE;
+                    if (entry & PARTIAL) {
+                        found = PARTIAL;
+                        int4 a = make_int4(0, 0, 0, 0);
+                        int2 b = make_int2(0, 0);
+                        if (query < N) {
+                            a = __ldg(reinterpret_cast<const int4*>(row_keys) + 2 * query);
+                            b = __ldg(reinterpret_cast<const int2*>(row_keys) + 4 * query + 2);
+                        }
+#pragma unroll
+                        for (int word = 0; word < ROWS / 32; ++word) {
+                            const uint32_t bits = seen_bits(a, b, work.tile * ROWS + 32 * word);
+                            seen[at.stage][word][own_query] = bits;
+                            if (__any_sync(~0u, bits != 0)) found |= 2 << word / 2;
+                        }
+                    }
+                    if (lane == 0) states[at.stage][warp - 2] = found;
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(&full[at.stage]);
+                }
             }
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        const int key = tile * ROWS + (warp - 4) * 16 + lane / 4;  // the thread's keys are key, key + 8
+        const int own_key = (warp - 4) * 16 + lane / 4;  // the thread's keys are own_key, own_key + 8 of a tile
         const int column = 2 * (lane % 4);
         const uint32_t own = (group - 1) * 64 * 128;
         const float factor = scale * LOG2E;
-        float bias[2] = {0.f, 0.f};
-        if (key_bias)
-            for (int r = 0; r < 2; ++r) bias[r] = key + 8 * r < S ? key_bias[key + 8 * r] * LOG2E : 0.f;
-        float sum_k[64], sum_v[64], s[32], dp[32];
-        uint32_t p[16], ds[16];
-#pragma unroll
-        for (int i = 0; i < 64; ++i) sum_k[i] = sum_v[i] = 0.f;
-        if (begin < end) barrier_wait(&k_full, 0);
         Ring<STAGES> at;
-        for (int e = begin; e < end; ++e, at.next()) {
-            const int entry = tile_list[e], query = (entry >> 1) * QUERY_ROWS + column;
-            const uint32_t queries = tq + at.stage * BYTES, gradients = tg + at.stage * BYTES;
-            const float4* row_values = reinterpret_cast<const float4*>(base_delta[at.stage]) + lane % 4;
-            barrier_wait(&full[at.stage], at.parity);
-            pin(s);
-            pin(dp);
-            products_begin();
-            scores<ROWS, QUERY_ROWS>(s, tk + own, queries);
-            scores<ROWS, QUERY_ROWS>(dp, tv + own, gradients);
-            products_wait<1>();
-            pin(s);
-            if (entry & 1) {
-#pragma unroll
-                for (int j = 0; j < 8; ++j)
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        const RowKeys keys = load_row_keys(row_keys, query + 8 * j + c, N);
-#pragma unroll
-                        for (int r = 0; r < 2; ++r)
-                            if (!keys.sees(key + 8 * r)) s[4 * j + 2 * r + c] = -CUDART_INF_F;
-                    }
-            }
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float4 x = row_values[4 * j];  // two queries' base and delta
-#pragma unroll
+        uint32_t parity = 0;
+        for (int item = blockIdx.x; item < items; item += grid_width()) {
+            const KeyWork work(item, tiles, tile_order, tile_start);
+            float bias[2] = {0.f, 0.f};
+            if (key_bias)
                 for (int r = 0; r < 2; ++r) {
-                    s[4 * j + 2 * r] = exp2_fast(fmaf(s[4 * j + 2 * r], factor, bias[r] - x.x));
-                    s[4 * j + 2 * r + 1] = exp2_fast(fmaf(s[4 * j + 2 * r + 1], factor, bias[r] - x.z));
+                    const int key = work.tile * ROWS + own_key + 8 * r;
+                    bias[r] = key < S ? key_bias[key] * LOG2E : 0.f;
                 }
-            }
-            pack<32>(p, s);
-            pin(p);
-            pin(sum_v);
-            products_begin();
-            combine<QUERY_ROWS>(sum_v, p, gradients, 1);
-            products_wait<1>();
-            pin(dp);
+            float sum_k[64], sum_v[64], s[32], dp[32];
+            uint32_t p[16], ds[16];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float4 x = row_values[4 * j];
-#pragma unroll
-                for (int r = 0; r < 2; ++r)
-                    ds[2 * j + r] = pack(s[4 * j + 2 * r] * (dp[4 * j + 2 * r] - x.y),
-                                         s[4 * j + 2 * r + 1] * (dp[4 * j + 2 * r + 1] - x.w));
+            for (int i = 0; i < 64; ++i) sum_k[i] = sum_v[i] = 0.f;
+            if (work.begin < work.end) {
+                barrier_wait(&k_full, parity);
+                parity ^= 1;
             }
-            pin(ds);
-            pin(sum_k);
-            products_begin();
-            combine<QUERY_ROWS>(sum_k, ds, queries, 1);
-            products_wait<0>();
-            pin(sum_k);
-            pin(sum_v);
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&empty[at.stage]);
+            for (int left = work.end - work.begin; left > 0; --left, at.next()) {
+                const uint32_t queries = tq + at.stage * BYTES, gradients = tg + at.stage * BYTES;
+                const float4* row_values = reinterpret_cast<const float4*>(base_delta[at.stage]) + lane % 4;
+                barrier_wait(&full[at.stage], at.parity);
+                const uint32_t state = states[at.stage][0] | states[at.stage][1];
+                if (sees_nothing(state, group)) {
+                    __syncwarp();
+                    if (lane == 0) {
+                        barrier_arrive(&empty[at.stage]);
+                        if (left == 1) barrier_arrive(&k_empty);
+                    }
+                    continue;
+                }
+                pin(s);
+                pin(dp);
+                products_begin();
+                scores<ROWS, QUERY_ROWS>(s, tk + own, queries);
+                scores<ROWS, QUERY_ROWS>(dp, tv + own, gradients);
+                products_wait<1>();
+                pin(s);
+                if (state & PARTIAL) {
+                    const uint32_t* words = seen[at.stage][(warp - 4) / 2] + column;
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) {
+                        const uint2 x = *reinterpret_cast<const uint2*>(words + 8 * j);
+                        const uint32_t bits[2] = {x.x >> own_key % 32, x.y >> own_key % 32};
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            if (!(bits[i % 2] & (i / 2 ? 256u : 1u))) s[4 * j + i] = -CUDART_INF_F;
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const float4 x = row_values[4 * j];  // two queries' base and delta
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        s[4 * j + 2 * r] = exp2_fast(fmaf(s[4 * j + 2 * r], factor, bias[r] - x.x));
+                        s[4 * j + 2 * r + 1] = exp2_fast(fmaf(s[4 * j + 2 * r + 1], factor, bias[r] - x.z));
+                    }
+                }
+                pack<32>(p, s);
+                pin(p);
+                pin(sum_v);
+                products_begin();
+                combine<QUERY_ROWS>(sum_v, p, gradients, 1);
+                products_wait<1>();
+                pin(dp);
+                if (left == 1 && lane == 0) barrier_arrive(&k_empty);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    const float4 x = row_values[4 * j];
+#pragma unroll
+                    for (int r = 0; r < 2; ++r)
+                        ds[2 * j + r] = pack(s[4 * j + 2 * r] * (dp[4 * j + 2 * r] - x.y),
+                                             s[4 * j + 2 * r + 1] * (dp[4 * j + 2 * r + 1] - x.w));
+                }
+                pin(ds);
+                pin(sum_k);
+                products_begin();
+                combine<QUERY_ROWS>(sum_k, ds, queries, 1);
+                products_wait<0>();
+                pin(sum_k);
+                pin(sum_v);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(&empty[at.stage]);
+            }
+            const int key = work.tile * ROWS + own_key;
+            if (partial) {
+                const long long width = heads * WIDTH;
+                float* to = partial + 2 * width * S * blockIdx.y + work.head * WIDTH;
+                store_rows(to, width, key, S, lane, sum_k, scale);
+                store_rows(to + width * S, width, key, S, lane, sum_v, 1.f);
+            } else {
+                store_rows(dk + work.head * WIDTH, lddk, key, S, lane, sum_k, scale, scale);
+                store_rows(dv + work.head * WIDTH, lddv, key, S, lane, sum_v, 1.f, 1.f);
+            }
         }
-        store_rows(dk + head * WIDTH, lddk, key, S, lane, sum_k, scale, scale);
-        store_rows(dv + head * WIDTH, lddv, key, S, lane, sum_v, 1.f, 1.f);
     }
+}
+
+// dk, dv [S, width] = the sum of `splits` parts [2, S, width] in order. Four columns a thread; grid (ceil(S width / 1024), 2).
+extern "C" __global__ void __launch_bounds__(256)
+    attention_hopper_sum_splits(const float* __restrict__ partial, __nv_bfloat16* dk, long long lddk, __nv_bfloat16* dv,
+                                long long lddv, int S, int width, int splits) {
+    const long long size = (long long)S * width, at = 4ll * (blockIdx.x * 256ll + threadIdx.x);
+    if (at >= size) return;
+    const float* from = partial + blockIdx.y * size + at;
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+    for (int i = 0; i < splits; ++i) {
+        const float4 x = __ldg(reinterpret_cast<const float4*>(from + 2 * size * i));
+        sum.x += x.x;
+        sum.y += x.y;
+        sum.z += x.z;
+        sum.w += x.w;
+    }
+    __nv_bfloat16* to = (blockIdx.y ? dv + at / width * lddv : dk + at / width * lddk) + at % width;
+    *reinterpret_cast<uint2*>(to) = make_uint2(hopper::pack(sum.x, sum.y), hopper::pack(sum.z, sum.w));
 }
 
 #endif

@@ -1,7 +1,6 @@
-// The bias of a product y [N, F] where the matrix library does not add it, and its gradient, the column sums of dy.
+// The gradient of the bias of a product y [N, F]: the column sums of dy. The matrix library adds the bias itself.
 //
-// Floor, bf16, bytes an element: bias_gradient 2 (dy read once), add_bias 4. F and ld a multiple of 8, pointers 16-byte
-// aligned.
+// Floor, bf16: 2 bytes an element, dy read once. F and ld a multiple of 8, pointers 16-byte aligned.
 #include "common.cuh"
 
 namespace bias_kernels {
@@ -52,34 +51,6 @@ __device__ __forceinline__ void gradient(const T* dy, int ld, float* partial, lo
     partial[(long long)blockIdx.y * F + own] = total;
 }
 
-constexpr int ROWS_TO_ADD = 16;
-
-template <typename T>
-__device__ __forceinline__ void add(T* y, const T* bias, long long N, int F) {
-    const int column = 8 * (blockIdx.y * 256 + threadIdx.x);
-    if (column >= F) return;
-    const long long begin = (long long)blockIdx.x * ROWS_TO_ADD;
-    float added[8];
-    load(bias + column, added);
-    constexpr int AHEAD = 4;
-#pragma unroll
-    for (int step = 0; step < ROWS_TO_ADD; step += AHEAD) {
-        Packed<T, 8> packed[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            if (begin + step + a < N) packed[a].load(y + (begin + step + a) * F + column);
-        }
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
-            if (begin + step + a >= N) continue;
-            float value[8];
-            packed[a].unpack(value);
-#pragma unroll
-            for (int i = 0; i < 8; i++) value[i] += added[i];
-            store(y + (begin + step + a) * F + column, value);
-        }
-    }
-}
 
 }  // namespace bias_kernels
 
@@ -93,12 +64,4 @@ extern "C" __global__ void __launch_bounds__(256) bias_gradient_bf16(const bf16*
 extern "C" __global__ void __launch_bounds__(256) bias_gradient_f32(const float* dy, int ld, float* partial, long long N,
                                                                     int F, int rows_per_block) {
     bias_kernels::gradient<float>(dy, ld, partial, N, F, rows_per_block);
-}
-
-// y T [N, F] += bias T [F], in place. Launch: block 256, grid (ceil(N / 16), ceil(F / 2048)), no dynamic shared memory.
-extern "C" __global__ void __launch_bounds__(256) add_bias_bf16(bf16* y, const bf16* bias, long long N, int F) {
-    bias_kernels::add<bf16>(y, bias, N, F);
-}
-extern "C" __global__ void __launch_bounds__(256) add_bias_f32(float* y, const float* bias, long long N, int F) {
-    bias_kernels::add<float>(y, bias, N, F);
 }

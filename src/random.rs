@@ -28,6 +28,8 @@ pub enum Purpose {
     Bootstrap,
     /// Chunk and attention window of an episode, or of a batch that shares them.
     ChunkWindow,
+    /// How long an attempt lives, in a plan.
+    Lifetime,
 }
 
 /// One stream of draws.

@@ -73,6 +73,7 @@ fn help_teaches_each_command() {
         &["verify", "golden", "--help"],
         &["verify", "packing", "--help"],
         &["verify", "noop", "--help"],
+        &["verify", "kernels", "--help"],
         &["profile", "--help"],
         &["metrics", "--help"],
         &["weights", "--help"],

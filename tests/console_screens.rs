@@ -234,7 +234,7 @@ fn any_run() -> impl Strategy<Value = RunView> {
             for attempt in 1..=attempts {
                 let ended = (ended && attempt < attempts).then(|| (Outcome::Stopped, "preempted".to_owned()));
                 let started = started(&arm, attempt, u64::from(attempt) * 400, total);
-                run.attempts.push(AttemptView { started, started_ms: time_ms, ended });
+                run.attempts.push(AttemptView { started, started_ms: time_ms, ended, first_step_ms: None });
             }
             for (step, attempt, superseded, value) in steps {
                 run.series.step.push(step);
@@ -272,7 +272,8 @@ fn any_run() -> impl Strategy<Value = RunView> {
                 time_ms: time_ms / 2,
             });
             run.last_event_ms = attempts.checked_sub(1).map(|_| time_ms);
-            run.last_save = ended.then_some(SaveView { step: total, bytes: u64::MAX, ms, time_ms });
+            run.last_save =
+                ended.then_some(SaveView { step: total, bytes: u64::MAX, ms, blocked_ms: ms, attempt: 0, time_ms });
             run.liveness = if ended { Liveness::Alive } else { Liveness::Unknown };
             run
         })
@@ -342,6 +343,8 @@ fn what_is_not_measured_is_a_dash_and_no_failure() {
         let snapshot = lbva_tui::console::ConsoleSnapshot {
             runs: vec![Arc::new(run)],
             verdict: None,
+            slurm: lbva_tui::slurm::Look::default(),
+            submits: false,
             planned_validations: 0,
             ..demo()
         };

@@ -49,8 +49,8 @@ fn a_stop_is_asked_first_and_bound_to_the_attempt() {
     assert!(matches!(app.modal, Modal::Confirm(_)));
     let effects = press(&mut app, KeyCode::Enter);
     let run = demo().runs[0].clone();
-    assert_eq!(effects, vec![Effect::Stop(Target::of(&run))]);
-    assert_eq!(Target::of(&run).attempt, 2);
+    assert_eq!(effects, vec![Effect::Stop(Target::of(&run, RunState::Running, None))]);
+    assert_eq!(Target::of(&run, RunState::Running, None).attempt, 2);
     assert!(matches!(app.modal, Modal::None));
     app.update(Msg::EffectResult { ok: true, text: "m1_baseline: saved step 1,241 and left".into() });
     assert_eq!(notice(&app), (true, "m1_baseline: saved step 1,241 and left".into()));
@@ -77,6 +77,7 @@ fn a_newer_attempt_is_not_stopped_by_an_older_question() {
                 started: started("m1_baseline", 3, 1_200, 2_000),
                 started_ms: NOW_MS,
                 ended: None,
+                first_step_ms: None,
             });
         }));
         assert!(deeds(press(&mut app, KeyCode::Enter)).is_empty());

@@ -97,6 +97,7 @@ fn work(run: RunDir, mode: &str) -> Result<Exit> {
             parameters: 1,
             device: "cpu".to_owned(),
             threads: std::env::var("RAYON_NUM_THREADS").unwrap().parse().unwrap(),
+            job: None,
             command_line: vec![],
             code_version: "test".to_owned(),
             arm_yaml: "a: 1\n".to_owned(),
@@ -155,6 +156,7 @@ fn step_event(step: u64) -> StepEvent {
         memory: Memory { kind: MemoryKind::Rss, bytes: 1, peak_bytes: 1, total_bytes: 1 },
         branch_norm: None,
         packing: None,
+        times: None,
         work: None,
     }
 }

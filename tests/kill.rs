@@ -2,210 +2,30 @@
 //! killed many times from one that never was. And the softer ends: SIGTERM in a save, a full disk, a folder that cannot
 //! be written.
 
+mod run_fixture;
 mod small_disk;
 
-use lbva_tui::codec::{FitSettings, LinearCodec, PictureSource};
-use lbva_tui::config::{CodecConfig, Recipe};
-use lbva_tui::data::{Dataset, EpisodeSet};
 use lbva_tui::random::{Draw, Purpose};
-use lbva_tui::runlog::{
-    Check, CheckpointStore, ExperimentRuns, Liveness, Outcome, OutcomeRecord, RunDir, RunReader, RunState, now_ms,
-};
+use lbva_tui::runlog::{Liveness, Outcome, RunDir, RunReader, RunState, now_ms};
+use run_fixture::{ARM, Experiment, Fixture, said};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 use small_disk::SmallDisk;
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, UNIX_EPOCH};
-use tempfile::TempDir;
 
-const REPOSITORY: &str = env!("CARGO_MANIFEST_DIR");
-const ARM: &str = "one";
 /// No moment of these runs takes longer, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// An attempt that has not met its moment after this many steps is killed all the same.
 const MOST_STEPS: usize = 3;
 
-/// An experiment of one family in a folder of its own, over the four episodes of tests/data.
-struct Fixture {
-    folder: TempDir,
-    recipe: PathBuf,
-}
-
-fn fit(source: &dyn PictureSource, folder: &Path) -> CodecConfig {
-    let path = folder.join("codec.safetensors");
-    let settings = FitSettings { clips: 4, wrist_patches: 500, wrist_emphasis: 5, iterations: 2 };
-    LinearCodec::fit(source, settings, &|_, _| Ok(())).unwrap().save(&path).unwrap();
-    CodecConfig::Linear { path }
-}
-
-impl Fixture {
-    fn xwam(steps: u64) -> Self {
-        let folder = TempDir::new().unwrap();
-        let text = fs::read_to_string(Path::new(REPOSITORY).join("configs/xwam_demo.yaml")).unwrap();
-        let mut recipe = serde_yaml::from_str::<Recipe>(&text).unwrap().xwam("the test").unwrap().clone();
-        recipe.data.dataset = Path::new(REPOSITORY).join("tests/data/robosuite_tiny_v21");
-        recipe.data.validation_episodes = vec![3];
-        recipe.codec = fit(&Dataset::open(&recipe.data, &recipe.model).unwrap(), folder.path());
-        let model = &mut recipe.model;
-        (model.dim, model.ffn_dim, model.num_layers, model.num_heads) = (48, 64, 2, 2);
-        (model.geometry.layers, model.geometry.enabled) = (vec![0, 1], true);
-        let train = &mut recipe.train;
-        (train.steps, train.batch_size, train.accumulate, train.warmup_steps) = (steps, 1, 1, 3);
-        (train.save_every, train.keep_last, train.keep_every) = (2, 2, 12);
-        let validation = &mut recipe.validation;
-        (validation.every, validation.clips, validation.strips) = (8, 2, 1);
-        (validation.sample_steps, validation.action_steps) = (2, 1);
-        Self::write(folder, &Recipe::Xwam(recipe))
-    }
-
-    fn lingbot(steps: u64) -> Self {
-        let folder = TempDir::new().unwrap();
-        let text = fs::read_to_string(Path::new(REPOSITORY).join("tests/fixtures/lingbot_tiny.yaml")).unwrap();
-        let mut recipe = serde_yaml::from_str::<Recipe>(&text).unwrap().lingbot("the test").unwrap().clone();
-        recipe.data.dataset = Path::new(REPOSITORY).join("tests/data/robosuite_tiny_v21");
-        recipe.data.frame_stride = 4;
-        let set = EpisodeSet::open(&recipe.data, &recipe.model, &recipe.text).unwrap();
-        recipe.codec = fit(&set, folder.path());
-        let train = &mut recipe.train;
-        (train.steps, train.batch_size, train.accumulate) = (steps, 1, 1);
-        (train.save_every, train.keep_last, train.keep_every) = (1, 1, 0);
-        recipe.validation.every = 8;
-        Self::write(folder, &Recipe::Lingbot(recipe))
-    }
-
-    fn write(folder: TempDir, recipe: &Recipe) -> Self {
-        let path = folder.path().join("recipe.yaml");
-        fs::write(&path, recipe.to_yaml()).unwrap();
-        Self { folder, recipe: path }
-    }
-
-    /// An experiment over the recipe in `folder`; a second arm is there because an experiment compares two.
-    fn experiment(&self, folder: &Path) -> Experiment {
-        fs::create_dir_all(folder).unwrap();
-        let text = format!(
-            "name: kill\nquestion: Is anything lost?\nbase: {}\nablated: [train.seed]\n\
-             decision: {{baseline: {ARM}, candidate: two, metric: wrist_lpips, confidence: 0.95, resamples: 100}}\n\
-             arms:\n  - name: {ARM}\n  - name: two\n    set:\n      train.seed: 1\n",
-            self.recipe.display()
-        );
-        fs::write(folder.join("experiment.yaml"), text).unwrap();
-        Experiment { folder: folder.to_owned(), run: ExperimentRuns::new(folder).run(ARM) }
-    }
-
-    fn here(&self, name: &str) -> Experiment {
-        self.experiment(&self.folder.path().join(name))
-    }
-
-    /// An experiment whose run nothing disturbed.
-    fn undisturbed(&self) -> Experiment {
-        let experiment = self.here("undisturbed");
-        let output = experiment.finish();
-        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-        experiment
-    }
-}
-
-struct Experiment {
-    folder: PathBuf,
-    run: RunDir,
-}
-
-impl Experiment {
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lbva-tui"));
-        command.args(["--no-ui", "run"]).arg(&self.folder).args(["--arm", ARM]).args(arguments).stdin(Stdio::null());
-        command
-    }
-
-    fn start(&self) -> Attempt<'_> {
-        let before = self.run.attempt_numbers().unwrap().last().copied().unwrap_or(0);
-        let child = self.command(&[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        Attempt { experiment: self, child, number: before + 1 }
-    }
-
-    fn finish(&self) -> Output {
-        self.command(&[]).output().unwrap()
-    }
-
-    fn stop_after(&self, step: u64) {
-        let output = self.command(&["--stop-after", &step.to_string()]).output().unwrap();
-        assert_eq!(output.status.code(), Some(75), "{}", said(&output));
-    }
-
-    fn checkpoints(&self) -> CheckpointStore {
-        CheckpointStore::new(&self.run)
-    }
-
-    /// Step of the newest checkpoint that holds what its manifest says; 0 if there is none.
-    fn saved(&self) -> u64 {
-        let latest = self.checkpoints().latest_complete(Check::Hashes).unwrap();
-        assert_eq!(latest.warnings, [], "an interrupted save is invisible, not damaged");
-        latest.checkpoint.map_or(0, |checkpoint| checkpoint.step)
-    }
-
-    fn outcome(&self) -> OutcomeRecord {
-        serde_json::from_slice(&fs::read(self.run.outcome()).unwrap()).unwrap()
-    }
-
-    fn lines(&self, attempt: u32) -> Vec<Value> {
-        let text = fs::read_to_string(self.run.attempt(attempt).events()).unwrap_or_default();
-        // The last line may be torn.
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-    }
-
-    /// What a step says that follows from seed and step alone, of every attempt; repeated steps must agree.
-    fn losses(&self) -> BTreeMap<u64, Vec<Value>> {
-        let mut losses = BTreeMap::new();
-        for attempt in self.run.attempt_numbers().unwrap() {
-            for line in self.lines(attempt).iter().filter(|line| line["event"] == "step") {
-                let keys = ["loss", "loss_video", "loss_action", "loss_proprio", "grad_norm", "lr", "tokens"];
-                let values = keys.map(|key| line[key].clone()).to_vec();
-                let step = line["step"].as_u64().unwrap();
-                if let Some(before) = losses.insert(step, values.clone()) {
-                    assert_eq!(before, values, "step {step} differs when attempt {attempt} repeats it");
-                }
-            }
-        }
-        losses
-    }
-
-    /// Every file below a folder of the run, with its bytes, but for what a kill left of a file not yet whole.
-    fn files(&self, folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-        fn collect(root: &Path, folder: &Path, into: &mut BTreeMap<PathBuf, Vec<u8>>) {
-            for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
-                let path = entry.path();
-                if path.is_dir() {
-                    collect(root, &path, into);
-                } else if !entry.file_name().to_string_lossy().starts_with(".tmp-") {
-                    into.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap());
-                }
-            }
-        }
-        let mut files = BTreeMap::new();
-        collect(folder, folder, &mut files);
-        files
-    }
-
-    /// Bit for bit: weights and moments of every checkpoint kept, every logged loss, every validation metric and strip.
-    fn equals(&self, other: &Self) {
-        let names = |files: &BTreeMap<PathBuf, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
-        for folder in [RunDir::checkpoints, RunDir::validation] {
-            let (ours, theirs) = (self.files(&folder(&self.run)), other.files(&folder(&other.run)));
-            assert_eq!(names(&ours), names(&theirs));
-            for (name, bytes) in &ours {
-                assert!(*bytes == theirs[name], "{} differs", name.display());
-            }
-        }
-        assert_eq!(self.losses(), other.losses());
-    }
-}
-
-fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+/// The run's next attempt, in a process of its own.
+fn start(experiment: &Experiment) -> Attempt<'_> {
+    let before = experiment.run.attempt_numbers().unwrap().last().copied().unwrap_or(0);
+    let child = experiment.command(&[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    Attempt { experiment, child, number: before + 1 }
 }
 
 /// A moment of an attempt's life that shows in its files.
@@ -313,7 +133,7 @@ fn survives(name: &str, fixture: &Fixture, save_every: u64, strikes: &[(Moment, 
     let victim = fixture.here("killed");
     let (mut kills, mut met, mut durable) = (0, 0, 0);
     for (index, &(moment, delay_ms)) in strikes.iter().enumerate() {
-        let mut attempt = victim.start();
+        let mut attempt = start(&victim);
         let number = attempt.number;
         let reached = attempt.reach(moment, MOST_STEPS);
         assert!(reached.is_ok(), "{name}: the run ended with {reached:?} before kill {index} at {moment:?}");
@@ -410,7 +230,7 @@ fn a_signal_during_a_save_leaves_with_a_durable_checkpoint() {
     let fixture = Fixture::xwam(40);
     let experiment = fixture.here("run");
     for (moment, signal) in [(SAVING, Signal::TERM), (Moment::Staged, Signal::INT)] {
-        let mut attempt = experiment.start();
+        let mut attempt = start(&experiment);
         attempt.reach(moment, usize::MAX).unwrap();
         attempt.signal(signal);
         assert_eq!(attempt.ended(), Some(75));
@@ -458,7 +278,7 @@ fn a_disk_that_fills_up_ends_the_run_and_one_that_is_too_small_never_starts_it()
     let at = fixture.folder.path().join("disk");
     let Some(disk) = SmallDisk::mount(&at, "size=64m") else { return };
     let experiment = fixture.experiment(&at.join("run"));
-    let mut attempt = experiment.start();
+    let mut attempt = start(&experiment);
     attempt.reach(SAVED, usize::MAX).unwrap();
     // Full to the last block: neither a checkpoint nor a line of the log fits from now on.
     let filler = at.join("filler");

@@ -28,6 +28,7 @@ fn new_attempt(start_step: u64) -> NewAttempt {
         parameters: 1_234_567,
         device: "cpu".to_owned(),
         threads: 1,
+        job: None,
         command_line: vec!["lbva-tui".to_owned(), "run".to_owned()],
         code_version: "0.1.0".to_owned(),
         arm_yaml: "train:\n  steps: 100\n  seed: 7\n".to_owned(),
@@ -57,6 +58,7 @@ fn step(step: u64) -> StepEvent {
         },
         branch_norm: None,
         packing: None,
+        times: None,
         work: None,
     }
 }
@@ -703,6 +705,7 @@ fn eight_runs_of_200_000_steps_load_within_a_second() {
                 padding_waste: 0.02 + noise / 1000.0,
                 branch_norm: Some(noise / 9.0),
                 packing: None,
+                times: None,
                 work: None,
                 ..step(at)
             };

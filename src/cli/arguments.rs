@@ -100,6 +100,12 @@ pub enum Command {
     /// Continue arms from their last complete checkpoint
     #[command(after_help = RESUME_EXAMPLES)]
     Resume(ResumeArguments),
+    /// Hand arms to Slurm, each as a job of its own
+    #[command(after_help = SUBMIT_EXAMPLES)]
+    Submit(SubmitArguments),
+    /// How often to save, how many tries and hours it takes, from attempts that were seen
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(PlanArguments),
     /// Stop arms, after a checkpoint
     #[command(after_help = STOP_EXAMPLES)]
     Stop(StopArguments),
@@ -156,6 +162,26 @@ Refused (exit 78) if configuration, data, codec, initial weights or the program'
 those that the run was started with, each named with both values; --accept-change FIELD goes on all
 the same.";
 
+const SUBMIT_EXAMPLES: &str = "\
+Examples:
+  lbva-tui submit experiments/demo --dry-run
+  lbva-tui submit experiments/demo --arm m1_baseline
+  lbva-tui submit experiments/demo --set train.steps=8000
+
+What is asked for stands under `slurm:` in experiment.yaml. A preempted job comes back by itself and
+goes on from its last checkpoint; a run that was stopped or failed is submitted again, with the
+overrides that it was started with. Refused while a job or a worker of the run is alive.";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  lbva-tui plan experiments/demo
+  lbva-tui plan experiments/demo --partition extra --days 14 --min-gpus 8
+  lbva-tui plan experiments/demo --csv attempts.csv --step-seconds 4.1 --blocked-seconds 155 --startup-seconds 300
+
+Attempts come from sacct (one heavy call) or from a table with the columns seconds (or hours) and
+preempted (1 or 0). What the run has measured need not be given: the time of a step, of a save, and
+to the first step.";
+
 const STOP_EXAMPLES: &str = "\
 Examples:
   lbva-tui stop experiments/demo --arm m1_baseline
@@ -177,7 +203,8 @@ const VERIFY_EXAMPLES: &str = "\
 Examples:
   lbva-tui verify golden xwam_public.safetensors
   lbva-tui verify packing configs/lingbot_tiny.yaml
-  lbva-tui verify noop experiments/demo";
+  lbva-tui verify noop experiments/demo
+  lbva-tui verify kernels --timing";
 
 const PACKING_EXAMPLES: &str = "\
 Example:
@@ -338,6 +365,64 @@ pub struct ResumeArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct SubmitArguments {
+    /// Folder with an experiment.yaml that has a `slurm:` block
+    pub experiment: PathBuf,
+    /// Only this arm; may be repeated [default: all]
+    #[arg(long, value_name = "ARM")]
+    pub arm: Vec<String>,
+    /// Show the batch scripts and submit nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub acceptance: Acceptance,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArguments {
+    /// Folder with an experiment.yaml
+    pub experiment: PathBuf,
+    /// The arm to plan [default: the baseline]
+    #[arg(long, value_name = "ARM")]
+    pub arm: Option<String>,
+    /// Learn from this partition's attempts [default: that of the slurm: block]
+    #[arg(long, value_name = "NAME", conflicts_with = "csv")]
+    pub partition: Option<String>,
+    /// Learn from a table instead
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Only attempts with so many GPUs or more [default: those of the slurm: block]
+    #[arg(long, value_name = "N")]
+    pub min_gpus: Option<u64>,
+    /// How far back to look
+    #[arg(long, value_name = "N", default_value_t = super::plan::DAYS)]
+    pub days: u32,
+    /// Steps to be done [default: train.steps]
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Time of a step without saves [default: as measured]
+    #[arg(long, value_name = "S")]
+    pub step_seconds: Option<f64>,
+    /// How long a save holds training up [default: as measured]
+    #[arg(long, value_name = "S")]
+    pub blocked_seconds: Option<f64>,
+    /// From the beginning of a save until it is durable [default: as measured, or as long as it holds up]
+    #[arg(long, value_name = "S")]
+    pub durable_seconds: Option<f64>,
+    /// From the start of an attempt to its first step [default: as measured]
+    #[arg(long, value_name = "S")]
+    pub startup_seconds: Option<f64>,
+    /// Wait before each attempt, in the queue and after a requeue [default: 600]
+    #[arg(long, value_name = "S")]
+    pub wait_seconds: Option<f64>,
+    /// Seed of the simulation
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
 pub struct StopArguments {
     /// Folder with an experiment.yaml
     pub experiment: PathBuf,
@@ -383,6 +468,9 @@ pub enum Verify {
     /// A GPU's gradients of every parameter against the CPU's, in f32 and in bf16
     #[command(after_help = GRADIENTS_EXAMPLES)]
     Gradients(GradientsArguments),
+    /// Each kernel on this machine's GPU against its definition in f64, in f32 and in bf16
+    #[command(after_help = KERNELS_EXAMPLES)]
+    Kernels(KernelsArguments),
     /// The geometry branch changes nothing before it is trained, and something afterwards, in the training regime
     #[command(after_help = NOOP_EXAMPLES)]
     Noop {
@@ -390,6 +478,26 @@ pub enum Verify {
         #[arg(value_name = "EXPERIMENT")]
         experiment: PathBuf,
     },
+}
+
+const KERNELS_EXAMPLES: &str = "\
+Examples:
+  lbva-tui verify kernels
+  lbva-tui verify kernels --timing
+  lbva-tui verify kernels --seed 1234 --json
+
+Inputs are drawn anew each time, and the seed is printed. A result in f32 may be off by 1e-5 (relative
+L2), in bf16 by 1e-2; two launches must give the same bits, and nothing beside an output may change.
+Exit 70 if an op fails, 69 without a GPU.";
+
+#[derive(Debug, Args)]
+pub struct KernelsArguments {
+    /// Time each op too, at the sizes of LingBot-VA's 5 B (9 GiB of GPU memory)
+    #[arg(long)]
+    pub timing: bool,
+    /// Seed of the inputs [default: from the clock]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
 }
 
 const GRADIENTS_EXAMPLES: &str = "\
@@ -438,6 +546,12 @@ pub struct BenchArguments {
 pub enum Bench {
     /// Forward and backward of LingBot-VA's 5 B on one GPU
     Trunk(TrunkBenchArguments),
+    /// Each matrix product of the trunk with each algorithm that cuBLASLt proposes
+    Gemm {
+        /// Rows of the products
+        #[arg(long, default_value_t = 80640)]
+        tokens: usize,
+    },
 }
 
 #[derive(Debug, Args)]

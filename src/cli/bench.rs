@@ -7,7 +7,36 @@ use crate::{Exit, Result};
 pub fn bench(arguments: &BenchArguments, global: &Global) -> Result<Exit> {
     match &arguments.what {
         Bench::Trunk(arguments) => trunk(arguments, global),
+        Bench::Gemm { tokens } => gemm(*tokens, global),
     }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gemm(_: usize, _: &Global) -> Result<Exit> {
+    Err(crate::train::engine::without_cuda())
+}
+
+#[cfg(feature = "cuda")]
+fn gemm(tokens: usize, global: &Global) -> Result<Exit> {
+    use super::output;
+    let times = crate::cuda::gemm_times(tokens)?;
+    if global.json {
+        output::document(&times)?;
+        return Ok(Exit::Done);
+    }
+    for of_product in times.chunk_by(|a, b| (&a.product, a.inputs, a.outputs) == (&b.product, b.inputs, b.outputs)) {
+        let speeds: Vec<String> = of_product.iter().map(|time| format!("{:.0}", time.tflops)).collect();
+        let first = &of_product[0];
+        output::line(format!(
+            "{:<22} {:>6} -> {:<6} {:>7.2} ms   TFLOP/s by proposal: {}",
+            first.product,
+            first.inputs,
+            first.outputs,
+            first.ms,
+            speeds.join(" ")
+        ))?;
+    }
+    Ok(Exit::Done)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -40,7 +69,8 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
         "{}: {} x {} frames, chunk {}, window {}, {tokens} tokens, {} blocks",
         figures.device, figures.batch, figures.frames, figures.chunk, figures.window, figures.layers
     ))?;
-    output::line(format!("forward + backward {median_s:.3} s (median; {min_s:.3} to {max_s:.3}), {mfu:.1} % MFU"))?;
+    let mfu = mfu.map_or_else(String::new, |mfu| format!(", {mfu:.1} % MFU"));
+    output::line(format!("forward + backward {median_s:.3} s (median; {min_s:.3} to {max_s:.3}){mfu}"))?;
     output::line(format!(
         "  front {:.0} ms, trunk forward {:.0}, heads {:.0}, trunk backward {:.0}, front backward {:.0}",
         parts.front, parts.trunk_forward, parts.back, parts.trunk_backward, parts.front_backward

@@ -18,11 +18,13 @@ mod lines;
 mod metrics;
 mod open;
 mod output;
+mod plan;
 mod profile;
 mod recorded;
 mod run;
 mod session;
 mod stop;
+mod submit;
 mod verdict;
 mod verify;
 mod weights;
@@ -99,6 +101,8 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
         (Some(Command::Demo(arguments)), None) => run::demo(&arguments, &global),
         (Some(Command::Run(arguments)), None) => run::run(&arguments, &global),
         (Some(Command::Resume(arguments)), None) => run::resume(&arguments, &global),
+        (Some(Command::Submit(arguments)), None) => submit::submit(&arguments, &global),
+        (Some(Command::Plan(arguments)), None) => plan::plan(&arguments, &global),
         (Some(Command::Stop(arguments)), None) => stop::stop(&arguments, &global),
         (Some(Command::Check(arguments)), None) => check::check(&arguments, &global),
         (Some(Command::Verify(arguments)), None) => verify::verify(&arguments, &global),

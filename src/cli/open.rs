@@ -5,7 +5,8 @@ use super::recorded::recorded_overrides;
 use super::session::Session;
 use super::{has_screen, output};
 use crate::config::Experiment;
-use crate::runlog::{ExperimentRuns, RunReader, now_ms};
+use crate::runlog::{AttemptView, ExperimentRuns, RunReader, RunState, RunView, now_ms};
+use crate::slurm::{JobView, JobWatch, Look, Slurm, judge};
 use crate::{Error, Exit, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -82,11 +83,26 @@ fn last_change(experiment: &Path) -> Option<SystemTime> {
     runs.iter().filter_map(newest_of).max()
 }
 
+/// The jobs of an experiment's runs. Slurm is asked only where one was submitted; without an answer the run directories
+/// still tell what they know.
+pub(super) fn jobs(runs: &ExperimentRuns) -> Result<Look> {
+    let runs = runs.list()?;
+    if JobWatch::recorded(&runs).is_empty() {
+        return Ok(Look::default());
+    }
+    let look = JobWatch::default().look(&Slurm::default(), &runs).clone();
+    if let Some(error) = &look.error {
+        output::note(format!("warning: {error}"));
+    }
+    Ok(look)
+}
+
 fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
     let mut documents = Vec::new();
     for path in experiments {
         let experiment = Experiment::load(path)?;
         let runs = ExperimentRuns::new(&experiment.directory);
+        let look = jobs(&runs)?;
         let mut arms = Vec::new();
         let mut rows = Vec::new();
         for arm in &experiment.arms {
@@ -94,10 +110,19 @@ fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
             let now_ms = now_ms();
             reader.poll(now_ms)?;
             let view = reader.view();
-            let (state, reason) = view.state(now_ms);
+            let job = look.jobs.get(&arm.name);
+            let (state, reason) = judge(view, now_ms, job);
             let total = if view.total_steps() > 0 { view.total_steps() } else { arm.recipe.train().steps };
-            rows.push((arm.name.clone(), format!("{:9} step {}/{total}  {reason}", state.word(), view.steps_done())));
-            arms.push(arm_document(&arm.name, state.word(), &reason, view.steps_done(), total, view.age_ms(now_ms)));
+            let said = match job.filter(|job| job.is_live() && state != RunState::Queued) {
+                Some(job) => format!("{reason}; {job}"),
+                None => reason.clone(),
+            };
+            rows.push((arm.name.clone(), format!("{:9} step {}/{total}  {said}", state.word(), view.steps_done())));
+            let mut document =
+                arm_document(&arm.name, state.word(), &reason, view.steps_done(), total, view.age_ms(now_ms));
+            document["attempts"] = attempts(view).into();
+            document["job"] = job.map_or(Value::Null, job_document);
+            arms.push(document);
         }
         if !global.json {
             output::line(format!("{}  {}", path.display(), experiment.question))?;
@@ -115,6 +140,31 @@ fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
 
 fn arm_document(name: &str, state: &str, reason: &str, step: u64, total: u64, age_ms: Option<u64>) -> Value {
     json!({"arm": name, "state": state, "reason": reason, "step": step, "total_steps": total, "age_ms": age_ms})
+}
+
+/// What each attempt got done, oldest first.
+fn attempts(view: &RunView) -> Vec<Value> {
+    let reached = |number: u32| {
+        let newest = view.series.attempt.partition_point(|attempt| *attempt <= number);
+        let last = newest.checked_sub(1).filter(|last| view.series.attempt.get(*last) == Some(&number));
+        last.and_then(|last| view.series.step.get(last)).copied()
+    };
+    let document = |attempt: &AttemptView| {
+        let started = &attempt.started;
+        json!({
+            "attempt": started.attempt, "from_step": started.start_step,
+            "to_step": reached(started.attempt).unwrap_or(started.start_step), "started_ms": attempt.started_ms,
+            "host": started.host, "job": started.job, "ended": attempt.ended.as_ref().map(|(_, reason)| reason),
+        })
+    };
+    view.attempts.iter().map(document).collect()
+}
+
+fn job_document(job: &JobView) -> Value {
+    json!({
+        "id": job.id, "state": job.state.word(), "words": job.words, "restarts": job.restarts, "used_s": job.used_s,
+        "limit_s": job.limit_s, "nodes": job.nodes,
+    })
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 use super::arguments::{DemoArguments, Global, Overrides, ResumeArguments, RunArguments};
 use super::lines::Printer;
 use super::recorded::recorded_overrides;
-use super::session::Session;
+use super::session::{Session, this_program};
 use super::{allow_writing, output};
 use crate::config::{Arm, Experiment};
-use crate::control::{Progress, Tail};
-use crate::runlog::{DETACHED_WORKER_VARIABLE, ExperimentRuns, Level, RunState, now_ms};
+use crate::control::{Progress, Tail, hash_file};
+use crate::runlog::{DETACHED_WORKER_VARIABLE, ExperimentRuns, Level, RunDir, RunState, now_ms};
+use crate::slurm::{InsideJob, submitted_jobs};
 use crate::train::stop::StopFlag;
 use crate::train::worker::{self, WorkerSpec};
 use crate::{Error, Exit, Result};
@@ -90,6 +91,8 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
     }
     let index = experiment.arms.iter().position(|other| other.name == arm.name).unwrap_or(0);
     let detached = std::env::var_os(DETACHED_WORKER_VARIABLE).is_some();
+    let job = InsideJob::from_environment();
+    let warnings = job.iter().filter_map(|job| other_program(job, &run)).collect();
     let spec = WorkerSpec {
         experiment: experiment.name.clone(),
         arm: arm.name.clone(),
@@ -100,6 +103,8 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
         run,
         stop_after: session.stop_after,
         detached,
+        warnings,
+        job,
         // Lossy: `args` panics on an argument that is not UTF-8, and a path may be.
         command_line: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
         code_version: super::code_version(),
@@ -120,6 +125,19 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
         told.advance();
     }
     result
+}
+
+/// A program that was built anew since the job was submitted may train differently; that is told, not hidden.
+fn other_program(job: &InsideJob, run: &RunDir) -> Option<String> {
+    let records = submitted_jobs(run).ok()?;
+    let record = records.iter().rfind(|record| record.job == job.identity.id)?;
+    let now = hash_file(&this_program().ok()?).ok()?;
+    (now != record.program_sha256).then(|| {
+        format!(
+            "the program was built anew since job {} was submitted; this attempt trains with the new one",
+            record.job
+        )
+    })
 }
 
 /// The log as it is told while the trainer works. A log that cannot be read back is no reason to leave the training,

@@ -3,10 +3,10 @@
 use super::arguments::{ColorWhen, Global};
 use super::lines::Printer;
 use super::verdict::{self, VerdictSummary};
-use super::{code_version, has_screen, output, run};
+use super::{code_version, has_screen, output, plan, run};
 use crate::config::{Arm, Experiment};
 use crate::console::{self, ConsoleOptions};
-use crate::control::{SuperviseOptions, WorkerCommand, supervise};
+use crate::control::{SubmitCommand, SuperviseOptions, WorkerCommand, supervise};
 use crate::runlog::{ExperimentRuns, Outcome, RunLock, check_binding};
 use crate::train::worker::known_identity;
 use crate::{Error, Exit, Result};
@@ -104,6 +104,12 @@ impl Session {
             arms,
             planned_validations: verdict::planned_points(&experiment),
             verdict: Some(verdict::source(experiment.clone())),
+            plan: Some(plan::source(experiment.clone())),
+            submit: experiment.slurm.clone().map(|settings| SubmitCommand {
+                worker: worker.clone(),
+                name: experiment.name.clone(),
+                settings,
+            }),
             worker: Some(worker),
             start_missing_arms: start,
             stop_after,

@@ -4,8 +4,10 @@ use super::arguments::{Global, StopArguments};
 use super::{allow_writing, output};
 use crate::config::Experiment;
 use crate::control::WorkerRef;
+use crate::control::jobs::{kill_job, stop_job};
 use crate::control::local::{kill, request_stop};
 use crate::runlog::{ExperimentRuns, Liveness, RunReader, RunState, now_ms};
+use crate::slurm::{JobView, JobWatch, Scheduler, Slurm, judge};
 use crate::{Error, Exit, Result};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -61,23 +63,56 @@ impl Target {
 
     /// Ends the worker and waits until the run directory shows it. Returns the state's word and the reason.
     fn end(&mut self, at_once: bool, quiet: bool) -> Result<(String, String)> {
+        let slurm = Slurm::default();
+        let job = self.job(&slurm)?;
         let view = self.reader.view();
-        let (state, reason) = view.state(now_ms());
+        let (state, reason) = judge(view, now_ms(), job.as_ref());
+        if let Some(job) = job.as_ref().filter(|_| state == RunState::Queued) {
+            slurm.cancel(job.id)?;
+            return Ok(("stopped".to_owned(), format!("job {} is taken out of the queue; it was {reason}", job.id)));
+        }
         let nothing = |why: String| Error::refused("not_running", format!("{}: nothing to stop, {why}", self.arm));
         if matches!(state, RunState::Finished | RunState::Stopped | RunState::Failed | RunState::Preempted) {
             return Err(nothing(format!("it is {}: {reason}", state.word())));
         }
         let Some(worker) = WorkerRef::of(view) else { return Err(nothing(reason)) };
         let run = self.reader.run().clone();
-        let done =
-            if at_once { kill(&run, &worker, "lbva-tui stop")? } else { request_stop(&run, &worker, "lbva-tui stop")? };
+        let by = "lbva-tui stop";
+        let done = match (at_once, worker.job) {
+            (false, None) => request_stop(&run, &worker, by)?,
+            (true, None) => kill(&run, &worker, by)?,
+            (false, Some(_)) => stop_job(&run, &worker, &slurm, by)?,
+            (true, Some(_)) => kill_job(&run, &worker, &slurm, by)?,
+        };
         if !quiet {
             output::line(format!("{}: {done}", self.arm))?;
         }
-        self.wait(if at_once { KILL_PATIENCE } else { STOP_PATIENCE })
+        let patience = if at_once && worker.job.is_none() { KILL_PATIENCE } else { STOP_PATIENCE };
+        let ended = self.wait(patience, worker.job.is_some())?;
+        if let (Some(job), false) = (worker.job, at_once) {
+            // The checkpoint is written: only now, and lest Slurm starts it again.
+            slurm.cancel(job)?;
+        }
+        Ok(ended)
     }
 
-    fn wait(&mut self, patience: Duration) -> Result<(String, String)> {
+    /// The run's job, if one was submitted.
+    fn job(&self, slurm: &Slurm) -> Result<Option<JobView>> {
+        let runs = [self.reader.run().clone()];
+        if JobWatch::recorded(&runs).is_empty() {
+            return Ok(None);
+        }
+        let mut watch = JobWatch::default();
+        let look = watch.look(slurm, &runs);
+        match &look.error {
+            Some(error) => Err(Error::new(Exit::Unavailable, "slurm_unreachable", error)
+                .hint("whether its job lives cannot be told; try again")),
+            None => Ok(look.jobs.get(&self.arm).cloned()),
+        }
+    }
+
+    /// A worker in a job stays until its job is cancelled; what it wrote is enough.
+    fn wait(&mut self, patience: Duration, in_job: bool) -> Result<(String, String)> {
         let asked = Instant::now();
         loop {
             self.reader.poll(now_ms())?;
@@ -88,7 +123,7 @@ impl Target {
                 RunState::Starting | RunState::Running | RunState::Stalled | RunState::Stopping | RunState::Waiting
             );
             // The outcome is written before the process is gone; a resume right after this must not find it busy.
-            if !at_work && view.liveness != Liveness::Alive {
+            if !at_work && (in_job || view.liveness != Liveness::Alive) {
                 return Ok((
                     state.word().to_owned(),
                     format!("{} at step {}: {reason}", state.word(), view.steps_done()),

@@ -8,7 +8,7 @@ use crate::eval::verdict::{
     ArmWork, Decision, Plan, Record, SCOPE, Verdict, at_equal_work, confounders, judge, load_points, seams,
     unequal_work,
 };
-use crate::runlog::{ExperimentRuns, RunReader, RunView, now_ms};
+use crate::runlog::{ExperimentRuns, RunReader, RunState, RunView, now_ms};
 use crate::{Exit, Result};
 use std::sync::Arc;
 
@@ -25,8 +25,24 @@ pub fn report(arguments: &ReportArguments, global: &Global) -> Result<Exit> {
         output::line(&experiment.question)?;
         output::line("")?;
         output::line(summary.text().trim_end())?;
+        failed_jobs(&experiment)?.into_iter().try_for_each(output::line)?;
     }
     Ok(Exit::Done)
+}
+
+/// Arms whose job is over and whose run failed, a line each: what Slurm recorded may say otherwise.
+fn failed_jobs(experiment: &Experiment) -> Result<Vec<String>> {
+    let runs = ExperimentRuns::new(&experiment.directory);
+    let look = super::open::jobs(&runs)?;
+    let mut lines = Vec::new();
+    for (arm, job) in &look.jobs {
+        let mut reader = RunReader::open(runs.run(arm).root());
+        reader.poll(now_ms())?;
+        if let (RunState::Failed, reason) = crate::slurm::judge(reader.view(), now_ms(), Some(job)) {
+            lines.push(format!("{arm} failed: {reason}"));
+        }
+    }
+    Ok(lines)
 }
 
 /// A verdict and how to say it.

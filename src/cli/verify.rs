@@ -1,6 +1,6 @@
 //! `verify`: proofs of the engine, against reference numbers and against itself.
 
-use super::arguments::{Global, GradientsArguments, PackingArguments, Verify, VerifyArguments};
+use super::arguments::{Global, GradientsArguments, KernelsArguments, PackingArguments, Verify, VerifyArguments};
 use super::chosen::choose;
 use super::data::with_progress;
 use super::profile::Shown;
@@ -20,6 +20,7 @@ pub fn verify(arguments: &VerifyArguments, global: &Global) -> Result<Exit> {
         Verify::Golden { files } => golden(files, global),
         Verify::Packing(arguments) => packing(arguments, global),
         Verify::Gradients(arguments) => gradients(arguments, global),
+        Verify::Kernels(arguments) => kernels(arguments, global),
         Verify::Noop { experiment } => noop(experiment, global),
     }
 }
@@ -50,6 +51,30 @@ fn gradients(arguments: &GradientsArguments, global: &Global) -> Result<Exit> {
         reports.iter().filter(|report| !report.passed).map(|report| report.regime.to_owned()).collect();
     let error = Error::new(Exit::Crash, "gradients_differ", "the GPU's gradients are not the reference path's");
     end(failed, error, global)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn kernels(_: &KernelsArguments, _: &Global) -> Result<Exit> {
+    Err(crate::train::engine::without_cuda())
+}
+
+#[cfg(feature = "cuda")]
+fn kernels(arguments: &KernelsArguments, global: &Global) -> Result<Exit> {
+    let clock = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        u64::from(since.subsec_nanos()) ^ since.as_secs()
+    };
+    let seed = arguments.seed.unwrap_or_else(clock);
+    let report = crate::cuda::verify_kernels(seed, arguments.timing, &mut |what| output::note(format!("{what} ...")))?;
+    match global.json {
+        true => output::document(&report)?,
+        false => output::line(report.to_text())?,
+    }
+    end(
+        report.failures(),
+        Error::new(Exit::Crash, "kernels_differ", "a kernel does not compute what it should"),
+        global,
+    )
 }
 
 fn golden(files: &[PathBuf], global: &Global) -> Result<Exit> {

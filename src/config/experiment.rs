@@ -6,7 +6,7 @@
 use super::document::{Document, Segment};
 use super::resolve::{Layers, absolute, folder_of, nearest_field};
 use super::typed::from_tree;
-use super::types::{DecisionRule, ExperimentFile, Recipe};
+use super::types::{DecisionRule, ExperimentFile, Recipe, SlurmSettings};
 use super::{first_problem, validate::repeated};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -35,6 +35,8 @@ pub struct Experiment {
     pub rule: DecisionRule,
     /// In the file's order.
     pub arms: Vec<Arm>,
+    /// How `submit` asks a cluster for a job.
+    pub slurm: Option<SlurmSettings>,
 }
 
 /// An experiment and everything that is wrong with it.
@@ -122,6 +124,7 @@ fn resolve(
     problems: &mut Vec<Error>,
 ) -> Experiment {
     judge_file(&file, document, problems);
+    let folder = directory.clone();
     let base_path = shortened(&absolute(&directory, &file.base));
     let mut arms = Vec::new();
     match Layers::read(&base_path) {
@@ -152,6 +155,10 @@ fn resolve(
         ablated: file.ablated,
         rule: file.decision,
         arms,
+        slurm: file.slurm.map(|settings| SlurmSettings {
+            wrapper: settings.wrapper.as_deref().map(|path| absolute(&folder, path)),
+            ..settings
+        }),
     };
     judge_parity(&experiment, document, problems);
     experiment
@@ -236,10 +243,48 @@ fn judge_file(file: &ExperimentFile, document: &Document, problems: &mut Vec<Err
         let what = format!("decision.confidence: must lie between 0.5 and 1, found {}", rule.confidence);
         refuse(&[key("decision"), key("confidence")], what);
     }
+    for (field, what) in file.slurm.iter().flat_map(slurm_faults) {
+        let path = [key("slurm"), key(field)];
+        refuse(&path, format!("slurm.{field}: {what}"));
+    }
     if !(100..=1_000_000).contains(&rule.resamples) {
         let what = format!("decision.resamples: must be from 100 to 1,000,000, found {}", rule.resamples);
         refuse(&[key("decision"), key("resamples")], what);
     }
+}
+
+/// What would break out of a line of the batch script, or be no option of sbatch: field and sentence.
+fn slurm_faults(slurm: &SlurmSettings) -> Vec<(&'static str, String)> {
+    let word =
+        |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '#');
+    let words = [
+        ("partition", &slurm.partition),
+        ("qos", &slurm.qos),
+        ("account", &slurm.account),
+        ("mem", &slurm.mem),
+        ("time", &slurm.time),
+    ];
+    let bad = words.into_iter().filter_map(|(field, value)| Some((field, value.as_ref()?)));
+    let mut faults: Vec<_> =
+        bad.filter(|(_, value)| !word(value)).map(|(field, value)| (field, format!("{value:?} is no word"))).collect();
+    for (field, value) in [("gpus", slurm.gpus), ("cpus", slurm.cpus), ("max_idle_attempts", slurm.max_idle_attempts)] {
+        if value == Some(0) {
+            faults.push((field, "must be at least 1, or left out".to_owned()));
+        }
+    }
+    for line in &slurm.extra {
+        // These are the program's own: without them a preempted run is lost, or trained twice.
+        let own = ["--job-name", "--comment", "--dependency", "--requeue", "--no-requeue", "--open-mode", "--signal"];
+        if let Some(own) = own.iter().find(|own| line.starts_with(**own)) {
+            faults.push(("extra", format!("{own} is set by the program itself")));
+        } else if !line.starts_with("--") || line.contains(['\n', '\r']) {
+            faults.push(("extra", format!("{line:?} is no option of sbatch, as in --exclude=gpu3")));
+        }
+    }
+    if let Some(line) = slurm.setup.iter().find(|line| line.contains(['\n', '\r'])) {
+        faults.push(("setup", format!("{line:?} is more than one line")));
+    }
+    faults
 }
 
 /// Compares every arm with the baseline, field by field, in the resolved recipes.

@@ -414,6 +414,33 @@ pub struct ExperimentFile {
     pub ablated: Vec<String>,
     pub decision: DecisionRule,
     pub arms: Vec<ArmFile>,
+    /// How `submit` asks a cluster for a job; absent where the experiment is trained on one machine.
+    #[serde(default)]
+    pub slurm: Option<SlurmSettings>,
+}
+
+/// What the batch script of an arm asks Slurm for. What is not given is left to the site's defaults.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SlurmSettings {
+    pub partition: Option<String>,
+    pub qos: Option<String>,
+    pub account: Option<String>,
+    /// GPUs of the one node.
+    pub gpus: Option<u32>,
+    pub cpus: Option<u32>,
+    /// As Slurm writes it: `64G`.
+    pub mem: Option<String>,
+    /// As Slurm writes it: `4:00:00`, `2-00:00:00`.
+    pub time: Option<String>,
+    /// Further options of sbatch: `--exclude=gpu3`.
+    pub extra: Vec<String>,
+    /// Shell lines before the program: `module load cuda`.
+    pub setup: Vec<String>,
+    /// A script of the site that is run in srun's place, with the command as its arguments.
+    pub wrapper: Option<PathBuf>,
+    /// Attempts of one job that may end in a row without a new checkpoint; 10 if absent.
+    pub max_idle_attempts: Option<u32>,
 }
 
 /// One arm's overrides.

@@ -14,6 +14,7 @@ use super::snapshot::{ConsoleSnapshot, LoadProgress, PictureStrip};
 use super::status;
 use super::theme::Theme;
 use crate::runlog::{RunState, RunView};
+use crate::slurm::{JobId, JobView, judge};
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -38,6 +39,11 @@ pub enum Msg {
     /// The runs could not be read; shown until a snapshot arrives.
     LoadFailed(String),
     Strip(StripRequest, Result<PictureStrip, String>),
+    /// The plan of an arm, or why there is none.
+    Plan {
+        arm: String,
+        lines: Vec<String>,
+    },
     /// What really came of a deed.
     EffectResult {
         ok: bool,
@@ -69,7 +75,20 @@ pub enum Effect {
     Resume {
         arm: String,
     },
+    /// Hand an arm to Slurm.
+    Submit {
+        arm: String,
+    },
+    /// Take an arm's waiting job out of the queue.
+    Cancel {
+        arm: String,
+        job: JobId,
+    },
     LoadStrip(StripRequest),
+    /// Plan an arm: it may take seconds.
+    Plan {
+        arm: String,
+    },
     /// Read the runs again now, and draw the whole screen.
     Refresh,
     Suspend,
@@ -126,6 +145,12 @@ pub enum Modal {
         input: Input,
     },
     Confirm(Confirm),
+    /// The plan of an arm; no lines while it is made.
+    Plan {
+        arm: String,
+        lines: Vec<String>,
+        scroll: u16,
+    },
 }
 
 /// How the charts are seen. Smoothing is kept apart for validation points (few, exact) and steps (many, noisy).
@@ -160,6 +185,8 @@ pub struct Notice {
 /// An arm as the views need it.
 pub struct Arm<'a> {
     pub run: &'a RunView,
+    /// Its newest job, if it was submitted.
+    pub job: Option<&'a JobView>,
     /// Place in the experiment: decides colour and line.
     pub position: usize,
     pub short: String,
@@ -266,6 +293,15 @@ impl App {
                 }
                 Vec::new()
             }
+            Msg::Plan { arm, lines } => {
+                // Whoever closed it or asked for another arm does not want it any more.
+                if let Modal::Plan { arm: asked, lines: shown, .. } = &mut self.modal
+                    && *asked == arm
+                {
+                    *shown = lines;
+                }
+                Vec::new()
+            }
             Msg::EffectResult { ok, text } => {
                 self.say(ok, text);
                 Vec::new()
@@ -359,9 +395,11 @@ impl App {
         let names: Vec<&str> = self.runs().iter().map(|run| run.arm.as_str()).collect();
         let short = status::short_names(&names);
         let arms = self.runs().iter().zip(short).enumerate().map(|(position, (run, short))| {
-            let (state, reason) = run.state(self.now_ms);
+            let job = self.job(&run.arm);
+            let (state, reason) = judge(run, self.now_ms, job);
             Arm {
                 run,
+                job,
                 position,
                 short,
                 state,
@@ -371,6 +409,11 @@ impl App {
             }
         });
         arms.collect()
+    }
+
+    /// The newest job of an arm, as far as Slurm was asked.
+    pub fn job(&self, arm: &str) -> Option<&JobView> {
+        self.snapshot.as_ref()?.slurm.jobs.get(arm)
     }
 
     /// The selected arm's run.
@@ -416,6 +459,18 @@ impl App {
                     KeyCode::PageUp => Modal::Help { scroll: scroll.saturating_sub(10) },
                     _ => Modal::None,
                 };
+                Vec::new()
+            }
+            Modal::Plan { arm, lines, scroll } => {
+                let to = match key.code {
+                    KeyCode::Down | KeyCode::Char('j') => Some(scroll.saturating_add(1)),
+                    KeyCode::Up | KeyCode::Char('k') => Some(scroll.saturating_sub(1)),
+                    KeyCode::PageDown | KeyCode::Char(' ') => Some(scroll.saturating_add(10)),
+                    KeyCode::PageUp => Some(scroll.saturating_sub(10)),
+                    _ => None,
+                };
+                let most = u16::try_from(lines.len()).unwrap_or(u16::MAX);
+                self.modal = to.map_or(Modal::None, |to| Modal::Plan { arm, lines, scroll: to.min(most) });
                 Vec::new()
             }
             Modal::Palette { input, selected } => self.palette_key(key, input, selected),
@@ -547,6 +602,11 @@ impl App {
             Action::Resume => self.ask(Deed::Resume),
             Action::Refresh => return vec![Effect::Refresh],
             Action::Suspend => return vec![Effect::Suspend],
+            Action::Plan => {
+                let Some(arm) = self.selected_run().map(|run| run.arm.clone()) else { return Vec::new() };
+                self.modal = Modal::Plan { arm: arm.clone(), lines: Vec::new(), scroll: 0 };
+                return vec![Effect::Plan { arm }];
+            }
             Action::Help => self.modal = Modal::Help { scroll: 0 },
             Action::Palette => self.modal = Modal::Palette { input: Input::default(), selected: 0 },
             Action::Back => {

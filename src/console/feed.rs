@@ -5,8 +5,9 @@ use super::app::{Msg, Target};
 use super::run::ConsoleOptions;
 use super::snapshot::{ConsoleSnapshot, LoadProgress, ShownRun};
 use super::status;
-use crate::control::{Controller, LocalDriver, Request, WorkerRef};
+use crate::control::{Controller, LocalDriver, Request, SlurmDriver, WorkerRef};
 use crate::runlog::{ExperimentRuns, Level, RunReader, RunState, RunView, Watcher, now_ms};
+use crate::slurm::{JobId, Look, Slurm, judge};
 use crossbeam_channel::{Receiver, Sender};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -27,6 +28,8 @@ pub enum Command {
     Stop(Target),
     Kill(Target),
     Resume { arm: String },
+    Submit { arm: String },
+    Cancel { arm: String, job: JobId },
     Refresh,
 }
 
@@ -37,13 +40,21 @@ pub fn run(
     commands: &Receiver<Command>,
     messages: &Sender<Msg>,
 ) {
+    let submits = options.submit.is_some();
+    let slurm = options.submit.take().and_then(|submit| {
+        SlurmDriver::start(submit, Arc::new(Slurm::default()), "console")
+            .map_err(|error| messages.send(Msg::EffectResult { ok: false, text: error.to_string() }))
+            .ok()
+    });
     let mut feed = Feed {
+        submits,
+        shown: Look::default(),
         title: options.title.clone(),
         question: options.question.clone(),
         planned_validations: options.planned_validations,
         controller: options.worker.take().map(|worker| {
             let by = "console";
-            Controller::new(LocalDriver::new(worker, by), options.read_only)
+            Controller::new(LocalDriver::new(worker, by), options.read_only).with_slurm(slurm)
         }),
         verdict: options.verdict.take(),
         judged: 0,
@@ -73,7 +84,10 @@ pub fn run(
         let mut look = false;
         crossbeam_channel::select! {
             recv(commands) -> command => match command {
-                Ok(Command::Refresh) => look = true,
+                Ok(Command::Refresh) => {
+                    look = true;
+                    feed.controller.iter().for_each(Controller::look_now);
+                }
                 Ok(command) => feed.obey(command, messages),
                 Err(_) => return,
             },
@@ -91,6 +105,9 @@ pub fn run(
 }
 
 struct Feed {
+    submits: bool,
+    /// What was last shown of Slurm.
+    shown: Look,
     title: String,
     question: String,
     planned_validations: u64,
@@ -213,6 +230,8 @@ impl Feed {
             experiment: self.title.clone(),
             question: self.question.clone(),
             runs,
+            slurm: self.shown.clone(),
+            submits: self.submits,
             verdict: self.last_verdict.clone(),
             planned_validations: self.planned_validations,
             loaded_ms: now_ms(),
@@ -227,7 +246,7 @@ impl Feed {
         let Some(stop_after) = self.to_start.take() else { return };
         for run in self.runs.iter().map(ShownRun::current) {
             controller.view_changed(run, now);
-            let (state, _) = run.state(now);
+            let (state, _) = judge(run, now, controller.job(&run.arm));
             if self.arms.contains(&run.arm) && !status::is_active(state) && state != RunState::Finished {
                 controller.ask(&run.arm, Request::Start { stop_after });
             }
@@ -235,12 +254,18 @@ impl Feed {
     }
 
     fn obey(&mut self, command: Command, messages: &Sender<Msg>) {
-        let worker =
-            |target: &Target| WorkerRef { attempt: target.attempt, pid: target.pid, host: target.host.clone() };
+        let worker = |target: &Target| WorkerRef {
+            attempt: target.attempt,
+            pid: target.pid,
+            host: target.host.clone(),
+            job: target.job,
+        };
         let (arm, request) = match &command {
             Command::Stop(target) => (target.arm.as_str(), Request::Stop(worker(target))),
             Command::Kill(target) => (target.arm.as_str(), Request::Kill(worker(target))),
             Command::Resume { arm } => (arm.as_str(), Request::Start { stop_after: None }),
+            Command::Submit { arm } => (arm.as_str(), Request::Submit),
+            Command::Cancel { arm, job } => (arm.as_str(), Request::Cancel(*job)),
             Command::Refresh => return,
         };
         let Some(controller) = &mut self.controller else {
@@ -262,6 +287,11 @@ impl Feed {
         }
         let Some(controller) = &mut self.controller else { return };
         controller.tick(&ended);
+        if *controller.look() != self.shown {
+            self.shown = controller.look().clone();
+            self.publish(messages);
+        }
+        let Some(controller) = &mut self.controller else { return };
         for report in controller.take_reports() {
             let text = format!("{}: {}", report.arm, report.text);
             let _ = messages.send(Msg::EffectResult { ok: report.level == Level::Info, text });

@@ -36,6 +36,7 @@ pub enum Action {
     Stop,
     Kill,
     Resume,
+    Plan,
     Refresh,
     Suspend,
     Help,
@@ -173,6 +174,7 @@ pub const BINDINGS: &[Binding] = &[
         [(Char('K'), NONE)],
         true
     ),
+    binding!(Everywhere, "P", Plan, "", "Save interval, tries and hours to the end, as measured", [(Char('P'), NONE)]),
     binding!(Everywhere, "?", Help, "help", "This help", [(Char('?'), NONE), (F(1), NONE)]),
     binding!(Everywhere, ":", Palette, "", "Find an action by its words", [(Char(':'), NONE)]),
     binding!(

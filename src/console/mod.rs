@@ -19,5 +19,5 @@ pub mod view;
 mod widgets;
 
 pub use app::{App, Effect, Leave, Msg};
-pub use run::{ConsoleOptions, VerdictSource, run};
+pub use run::{ConsoleOptions, PlanSource, VerdictSource, run};
 pub use snapshot::{ConsoleSnapshot, Decision, VerdictView};

@@ -10,7 +10,7 @@ use super::snapshot::VerdictView;
 use super::terminal::{self, Guard, PanicHook, PanicRecord, Screen};
 use super::theme::{Theme, ThemeChoice};
 use super::{pictures, status, view};
-use crate::control::WorkerCommand;
+use crate::control::{SubmitCommand, WorkerCommand};
 use crate::runlog::{ExperimentRuns, RunView, now_ms};
 use crate::{Error, Exit, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -32,6 +32,9 @@ const PULSE: Duration = Duration::from_secs(1);
 /// Forms the verdict from the runs; called off the screen's thread, when validation points were added.
 pub type VerdictSource = Box<dyn FnMut(&[Arc<RunView>]) -> Option<VerdictView> + Send>;
 
+/// Plans an arm, in lines; called off the screen's thread.
+pub type PlanSource = Arc<dyn Fn(&str) -> Result<Vec<String>> + Send + Sync>;
+
 /// What the console is told besides the folder.
 #[derive(Default)]
 pub struct ConsoleOptions {
@@ -46,8 +49,11 @@ pub struct ConsoleOptions {
     /// Validation points of a complete run; 0 if unknown.
     pub planned_validations: u64,
     pub verdict: Option<VerdictSource>,
+    pub plan: Option<PlanSource>,
     /// How workers are started; without it nothing can be stopped, killed or resumed.
     pub worker: Option<WorkerCommand>,
+    /// How jobs are submitted; absent where the experiment does not say.
+    pub submit: Option<SubmitCommand>,
     /// Start every arm that is neither at work nor finished.
     pub start_missing_arms: bool,
     /// Arms started so leave with a checkpoint after this step; those resumed from the console do not.
@@ -136,6 +142,7 @@ fn watch(
         .map_err(|error| Error::crash(format!("signals can't be watched: {error}")))?;
     let signals_end = signals.handle();
     let experiment = ExperimentRuns::new(directory);
+    let planner = Planner { source: options.plan.clone(), out: sender.clone() };
     let out = sender.clone();
     spawn("runs", move || feed::run(experiment, options, &commands_in, &out))?;
     let out = sender.clone();
@@ -145,7 +152,7 @@ fn watch(
     let (out, until) = (sender.clone(), ended.clone());
     spawn("keys", move || read_keys(&until, &out))?;
 
-    let leave = main_loop(&mut screen, app, messages, &commands, &strips);
+    let leave = main_loop(&mut screen, app, messages, &commands, &strips, &planner);
     ended.store(true, Ordering::Relaxed);
     signals_end.close();
     Ok(leave)
@@ -162,6 +169,7 @@ fn main_loop(
     messages: &Receiver<Msg>,
     commands: &Sender<Command>,
     strips: &Sender<StripRequest>,
+    planner: &Planner,
 ) -> Leave {
     let mut last_frame = Instant::now();
     let mut last_pulse = Instant::now();
@@ -176,7 +184,7 @@ fn main_loop(
         app.update(Msg::Tick { now_ms: now_ms() });
         for msg in first.into_iter().chain(messages.try_iter()) {
             for effect in app.update(msg) {
-                if let Some(leave) = perform(effect, screen, app, commands, strips) {
+                if let Some(leave) = perform(effect, screen, app, commands, strips, planner) {
                     return leave;
                 }
             }
@@ -205,12 +213,16 @@ fn perform(
     app: &mut App,
     commands: &Sender<Command>,
     strips: &Sender<StripRequest>,
+    planner: &Planner,
 ) -> Option<Leave> {
     // A closed channel means that its thread died, which arrives as a message of its own.
     match effect {
         Effect::Stop(target) => drop(commands.send(Command::Stop(target))),
         Effect::Kill(target) => drop(commands.send(Command::Kill(target))),
         Effect::Resume { arm } => drop(commands.send(Command::Resume { arm })),
+        Effect::Submit { arm } => drop(commands.send(Command::Submit { arm })),
+        Effect::Cancel { arm, job } => drop(commands.send(Command::Cancel { arm, job })),
+        Effect::Plan { arm } => planner.plan(arm),
         Effect::LoadStrip(request) => drop(strips.send(request)),
         Effect::Refresh => {
             drop(commands.send(Command::Refresh));
@@ -231,6 +243,29 @@ fn perform(
         Effect::Quit(leave) => return Some(leave),
     }
     None
+}
+
+/// Makes plans, each on a thread that ends with it: accounting may take a minute to answer.
+struct Planner {
+    source: Option<PlanSource>,
+    out: Sender<Msg>,
+}
+
+impl Planner {
+    fn plan(&self, arm: String) {
+        let (source, out) = (self.source.clone(), self.out.clone());
+        let work = move || {
+            let lines = match source.map(|source| source(&arm)) {
+                Some(Ok(lines)) => lines,
+                Some(Err(error)) => vec![error.to_string()],
+                None => vec!["this console wasn't told how to plan".to_owned()],
+            };
+            let _ = out.send(Msg::Plan { arm, lines });
+        };
+        if let Err(error) = spawn("plan", work) {
+            let _ = self.out.send(Msg::EffectResult { ok: false, text: error.to_string() });
+        }
+    }
 }
 
 fn suspend(screen: &mut Screen) -> std::io::Result<()> {

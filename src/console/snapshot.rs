@@ -1,6 +1,7 @@
 //! What the console is given to show: plain values, replaced whole whenever something on disk changed.
 
 use crate::runlog::RunView;
+use crate::slurm::Look;
 use std::sync::Arc;
 
 /// All runs of an experiment at one moment.
@@ -13,6 +14,10 @@ pub struct ConsoleSnapshot {
     /// In the experiment's order; colours follow the position. Unchanged runs are shared with the snapshot before.
     pub runs: Vec<Arc<RunView>>,
     pub verdict: Option<VerdictView>,
+    /// What Slurm told last of the runs' jobs.
+    pub slurm: Look,
+    /// The experiment says how to ask Slurm for a job.
+    pub submits: bool,
     /// Validation points that a complete run has; 0 if unknown.
     pub planned_validations: u64,
     /// Unix ms when the files were read.

@@ -2,15 +2,18 @@
 //!
 //! Derived from the run directory's evidence and the clock alone, so the same words come after every restart.
 
+use super::app::App;
 use super::format::{bytes, count, duration, join, milliseconds, percent, significant, significant_digits, thousands};
 use super::metric::Metric;
 use super::theme::Role;
-use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent};
+use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent, StepTimes};
+use crate::slurm::JobView;
 
 /// Glyph, word and role of a state.
 pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {
     let (glyph, role) = match state {
         RunState::Waiting => ("○", Role::Dim),
+        RunState::Queued => ("◔", Role::Accent),
         RunState::Starting => ("◌", Role::Accent),
         RunState::Running => ("●", Role::Good),
         RunState::Stalled => ("◐", Role::Warning),
@@ -109,6 +112,16 @@ pub fn packing(run: &RunView, columns: usize, beside_panels: bool) -> String {
     join(facts, columns)
 }
 
+/// The job of an arm, and how old the news of it are.
+pub fn job(job: &JobView, app: &App) -> String {
+    let Some(look) = app.snapshot.as_ref().map(|snapshot| &snapshot.slurm) else { return String::new() };
+    let age = duration(app.now_ms.saturating_sub(look.seen_ms));
+    match &look.error {
+        Some(error) => format!("{job} · as of {age} ago: {error}"),
+        None => format!("{job} · Slurm {age} ago"),
+    }
+}
+
 /// What padding waste is made of, besides text.
 pub fn padding_parts(packing: &PackingStep) -> [String; 2] {
     [format!("frames {}", percent(packing.frame_padding)), format!("align {}", percent(packing.alignment_padding))]
@@ -148,6 +161,9 @@ pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
             Some(_) => parts.push("nothing saved".to_owned()),
             None => {}
         },
+    }
+    if let Some(cost) = run.save_cost().filter(|cost| is_active(state) && cost.share >= 0.0005) {
+        parts.push(format!("saves cost {}", percent(cost.share)));
     }
     if run.bad_lines > 0 {
         parts.push(format!("{} unreadable log lines", thousands(run.bad_lines)));
@@ -251,6 +267,14 @@ pub fn value_line(run: &RunView, columns: usize) -> String {
     facts.push((4, format!("{} {}", memory_kind(run), bytes(step.memory.bytes as f64))));
     facts.push((3, format!("pad {}", percent(step.padding_waste))));
     join(facts, columns)
+}
+
+/// Where a step's time went on its device: how well it was used, then its parts.
+pub fn device_times(times: &StepTimes) -> Vec<String> {
+    let mfu = times.mfu.map(|mfu| format!("MFU {}", percent(mfu)));
+    let parts =
+        [("front", times.front_ms), ("trunk", times.trunk_ms), ("heads", times.back_ms), ("update", times.update_ms)];
+    mfu.into_iter().chain(parts.map(|(part, ms)| format!("{part} {}", milliseconds(ms)))).collect()
 }
 
 /// `GPU` or `RSS`: what the memory numbers measure.

@@ -134,6 +134,9 @@ impl LocalDriver {
             }
             Effect::WriteStopFile(worker) => write_stop_file(&run, worker, &self.by).map(|()| None),
             Effect::Signal { worker, signal } => signal_worker(&run, worker, *signal, &self.by).map(|()| None),
+            Effect::Submit | Effect::CancelJob { .. } => {
+                Err(Error::refused("no_slurm", "the experiment has no slurm: block"))
+            }
             Effect::ScheduleTimeout { .. } | Effect::Report { .. } => Ok(None),
         };
         done.unwrap_or_else(|error| Some(Event::EffectFailed { effect: effect.clone(), words: error.to_string() }))
@@ -212,9 +215,15 @@ pub fn kill(run: &RunDir, worker: &WorkerRef, by: &str) -> Result<String> {
     Ok(format!("SIGKILL sent to {worker}"))
 }
 
-fn write_stop_file(run: &RunDir, worker: &WorkerRef, by: &str) -> Result<()> {
+/// The stop file for this worker. If it is part of a job, that is to be cancelled afterwards.
+pub(super) fn write_stop_file(run: &RunDir, worker: &WorkerRef, by: &str) -> Result<()> {
     newest_record(run, worker)?;
-    let request = StopRequest { by: by.to_owned(), attempt: Some(worker.attempt), time_ms: now_ms() };
+    let request = StopRequest {
+        by: by.to_owned(),
+        attempt: Some(worker.attempt),
+        time_ms: now_ms(),
+        cancel_job: worker.job.is_some(),
+    };
     let text = serde_json::to_vec(&request).map_err(|error| Error::crash(format!("stop request: {error}")))?;
     create_folder(&run.control())?;
     write_whole(&run.stop_request(), &text)
@@ -260,10 +269,7 @@ fn signal_worker(run: &RunDir, worker: &WorkerRef, signal: WorkerSignal, by: &st
         WorkerSignal::Stop => Signal::TERM,
         WorkerSignal::Kill => {
             // Before the act: afterwards there is nobody left to say why the attempt ended in silence.
-            let record = KillRecord { by: by.to_owned(), attempt: worker.attempt, pid: worker.pid, time_ms: now_ms() };
-            let text = serde_json::to_vec(&record).map_err(|error| Error::crash(format!("kill record: {error}")))?;
-            create_folder(&run.control())?;
-            write_whole(&run.kill_record(), &text)?;
+            record_kill(run, worker, by)?;
             Signal::KILL
         }
     };
@@ -275,6 +281,15 @@ fn signal_worker(run: &RunDir, worker: &WorkerRef, signal: WorkerSignal, by: &st
             errno => Error::refused("signal_refused", format!("{worker} cannot be signalled: {errno}")),
         }
     })
+}
+
+/// Notes that this worker is killed on request.
+pub(super) fn record_kill(run: &RunDir, worker: &WorkerRef, by: &str) -> Result<()> {
+    newest_record(run, worker)?;
+    let record = KillRecord { by: by.to_owned(), attempt: worker.attempt, pid: worker.pid, time_ms: now_ms() };
+    let text = serde_json::to_vec(&record).map_err(|error| Error::crash(format!("kill record: {error}")))?;
+    create_folder(&run.control())?;
+    write_whole(&run.kill_record(), &text)
 }
 
 /// A process that keeps its meaning until it is signalled, where the system has pidfds; a plain pid elsewhere.

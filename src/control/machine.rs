@@ -5,6 +5,7 @@
 //! that an effect worked.
 
 use crate::runlog::{Level, Liveness, Phase, RunState, RunView};
+use crate::slurm::{JobId, JobView, judge};
 
 /// How long a started worker may take to open its attempt before somebody is told.
 pub const LAUNCH_TIMEOUT_MS: u64 = 60_000;
@@ -19,19 +20,25 @@ pub struct WorkerRef {
     pub attempt: u32,
     pub pid: u32,
     pub host: String,
+    /// The job that it is part of, under Slurm.
+    pub job: Option<JobId>,
 }
 
 impl WorkerRef {
     /// The worker of the newest attempt.
     pub fn of(view: &RunView) -> Option<Self> {
         let started = &view.attempt()?.started;
-        Some(Self { attempt: started.attempt, pid: started.pid, host: started.host.clone() })
+        let job = started.job.as_ref().map(|job| job.id);
+        Some(Self { attempt: started.attempt, pid: started.pid, host: started.host.clone(), job })
     }
 }
 
 impl std::fmt::Display for WorkerRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "attempt {} (pid {} on {})", self.attempt, self.pid, self.host)
+        match self.job {
+            Some(job) => write!(f, "attempt {} (job {job} on {})", self.attempt, self.host),
+            None => write!(f, "attempt {} (pid {} on {})", self.attempt, self.pid, self.host),
+        }
     }
 }
 
@@ -44,13 +51,17 @@ pub struct Facts {
     pub liveness: Liveness,
     /// The worker says that it is writing a checkpoint.
     pub saving: bool,
+    /// The run's job that waits for a machine or has one.
+    pub job: Option<JobId>,
 }
 
 impl Facts {
-    pub fn of(view: &RunView, now_ms: u64) -> Self {
-        let (state, reason) = view.state(now_ms);
+    /// `job` is the newest of the run, as far as Slurm was asked.
+    pub fn of(view: &RunView, now_ms: u64, job: Option<&JobView>) -> Self {
+        let (state, reason) = judge(view, now_ms, job);
+        let job = job.filter(|job| job.is_live()).map(|job| job.id);
         let saving = view.phase.is_some_and(|phase| phase.phase == Phase::Saving);
-        Self { state, reason, worker: WorkerRef::of(view), liveness: view.liveness, saving }
+        Self { state, reason, worker: WorkerRef::of(view), liveness: view.liveness, saving, job }
     }
 
     fn attempt(&self) -> u32 {
@@ -70,6 +81,12 @@ pub type Token = u64;
 pub enum State {
     /// No attempt has started.
     Waiting,
+    /// A job was asked for; Slurm has not answered.
+    Submitting {
+        token: Token,
+    },
+    /// A job waits for a machine: for the first time, or again after it was preempted.
+    Queued,
     /// A worker was started from here; its attempt (later than `after`) has not appeared.
     Launching {
         after: u32,
@@ -107,6 +124,12 @@ pub enum Event {
     AskStart {
         stop_after: Option<u64>,
     },
+    /// Hand the run to Slurm, to begin or to go on from its newest checkpoint.
+    AskSubmit,
+    /// Take the run's job out of the queue, before it has a worker.
+    AskCancel {
+        job: JobId,
+    },
     /// Stop with a checkpoint.
     AskStop(WorkerRef),
     /// Stop without one.
@@ -114,6 +137,17 @@ pub enum Event {
     /// The run directory was read again.
     View(Facts),
     Timeout(Token),
+    /// Slurm took the job.
+    Submitted {
+        job: JobId,
+    },
+    JobCancelled {
+        job: JobId,
+    },
+    /// A command of the scheduler was run and worked.
+    Done {
+        words: String,
+    },
     /// The process exists (its attempt may not yet).
     WorkerStarted {
         pid: u32,
@@ -135,6 +169,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     StartWorker { stop_after: Option<u64> },
+    Submit,
+    CancelJob { job: JobId },
     WriteStopFile(WorkerRef),
     Signal { worker: WorkerRef, signal: WorkerSignal },
     ScheduleTimeout { after_ms: u64, token: Token },
@@ -172,6 +208,14 @@ impl RunControl {
     pub fn handle(&mut self, event: Event) -> Vec<Effect> {
         match event {
             Event::AskStart { stop_after } => self.ask_start(stop_after),
+            Event::AskSubmit => self.ask_submit(),
+            Event::AskCancel { job } => self.ask_cancel(job),
+            Event::Submitted { job } => {
+                self.state = State::Queued;
+                vec![info(format!("submitted as job {job}"))]
+            }
+            Event::JobCancelled { job } => vec![info(format!("job {job} is cancelled"))],
+            Event::Done { words } => vec![info(format!("`{words}` done"))],
             Event::AskStop(worker) => self.ask_stop(worker),
             Event::AskKill(worker) => self.ask_kill(worker),
             Event::View(facts) => self.view(facts),
@@ -183,25 +227,57 @@ impl RunControl {
     }
 
     fn ask_start(&mut self, stop_after: Option<u64>) -> Vec<Effect> {
-        if let State::Launching { .. } = self.state {
-            return vec![warning("not started: a worker is already being started")];
-        }
-        if let Some(facts) = &self.facts {
-            let worker = facts.worker.as_ref().map(WorkerRef::to_string).unwrap_or_default();
-            if facts.is_live() && facts.liveness == Liveness::Unknown {
-                return vec![warning(format!("not started: whether {worker} is over cannot be seen from here"))];
-            }
-            if facts.is_live() {
-                return vec![warning(format!("not started: {worker} is still alive"))];
-            }
-            if facts.state == RunState::Finished {
-                return vec![warning("not started: all steps are done")];
-            }
+        if let Some(refusal) = self.refuse_start() {
+            return vec![refusal];
         }
         let after = self.facts.as_ref().map_or(0, Facts::attempt);
         let token = self.new_token();
         self.state = State::Launching { after, token };
         vec![Effect::StartWorker { stop_after }, Effect::ScheduleTimeout { after_ms: LAUNCH_TIMEOUT_MS, token }]
+    }
+
+    fn ask_submit(&mut self) -> Vec<Effect> {
+        if let Some(refusal) = self.refuse_start() {
+            return vec![refusal];
+        }
+        let token = self.new_token();
+        self.state = State::Submitting { token };
+        vec![Effect::Submit, Effect::ScheduleTimeout { after_ms: LAUNCH_TIMEOUT_MS, token }]
+    }
+
+    /// Only the job that was meant, and only while nothing of it trains: a worker is asked to save first.
+    fn ask_cancel(&mut self, job: JobId) -> Vec<Effect> {
+        match &self.facts {
+            Some(facts) if facts.job == Some(job) && facts.state == RunState::Queued => vec![Effect::CancelJob { job }],
+            Some(facts) if facts.job == Some(job) => {
+                vec![warning(format!("not cancelled: job {job} is no longer waiting ({})", facts.reason))]
+            }
+            _ => vec![warning(format!("not cancelled: job {job} was meant, and is not the run's job now"))],
+        }
+    }
+
+    fn refuse_start(&self) -> Option<Effect> {
+        match self.state {
+            State::Launching { .. } => return Some(warning("not started: a worker is already being started")),
+            State::Submitting { .. } => return Some(warning("not started: a job is already being submitted")),
+            _ => {}
+        }
+        if let Some(facts) = &self.facts {
+            if let Some(job) = facts.job {
+                return Some(warning(format!("not started: job {job} of this run is in the queue or at work")));
+            }
+            let worker = facts.worker.as_ref().map(WorkerRef::to_string).unwrap_or_default();
+            if facts.is_live() && facts.liveness == Liveness::Unknown {
+                return Some(warning(format!("not started: whether {worker} is over cannot be seen from here")));
+            }
+            if facts.is_live() {
+                return Some(warning(format!("not started: {worker} is still alive")));
+            }
+            if facts.state == RunState::Finished {
+                return Some(warning("not started: all steps are done"));
+            }
+        }
+        None
     }
 
     /// Refuses a request whose worker is not the one that lives now.
@@ -226,7 +302,8 @@ impl RunControl {
         let token = self.new_token();
         let mut effects = vec![Effect::WriteStopFile(worker.clone())];
         // A process of another host gets no signal from here; it looks for the file after each step.
-        if self.facts.as_ref().is_some_and(|facts| facts.liveness == Liveness::Alive) {
+        // A job is reached from anywhere.
+        if worker.job.is_some() || self.facts.as_ref().is_some_and(|facts| facts.liveness == Liveness::Alive) {
             effects.push(Effect::Signal { worker: worker.clone(), signal: WorkerSignal::Stop });
         }
         effects.push(Effect::ScheduleTimeout { after_ms: STOP_TIMEOUT_MS, token });
@@ -238,7 +315,7 @@ impl RunControl {
         if let Some(refusal) = self.refusal("killed", &worker) {
             return vec![refusal];
         }
-        if self.facts.as_ref().is_some_and(|facts| facts.liveness != Liveness::Alive) {
+        if worker.job.is_none() && self.facts.as_ref().is_some_and(|facts| facts.liveness != Liveness::Alive) {
             return vec![warning(format!("not killed: {worker} cannot be reached from here"))];
         }
         let token = self.new_token();
@@ -251,7 +328,11 @@ impl RunControl {
 
     fn view(&mut self, facts: Facts) -> Vec<Effect> {
         let effects = match &self.state {
-            // The old attempt's end says nothing about the worker that was just started.
+            // What was true before says nothing about the job or worker that was just asked for.
+            State::Submitting { .. } if facts.job.is_none() => Vec::new(),
+            State::Queued if facts.job.is_none() && self.facts.as_ref().is_some_and(|before| before.job.is_none()) => {
+                Vec::new()
+            }
             State::Launching { after, .. } if facts.attempt() <= *after => Vec::new(),
             State::StopRequested { worker, .. }
             | State::Checkpointing { worker, .. }
@@ -281,6 +362,10 @@ impl RunControl {
             return Vec::new();
         }
         let killed = matches!(self.state, State::Killing { .. });
+        // A stop of ours (of others it has no token) ends the job too, lest Slurm starts it again.
+        let ours =
+            matches!(self.state, State::StopRequested { token, .. } | State::Checkpointing { token, .. } if token > 0);
+        let cancel = worker.job.filter(|_| ours && facts.state != RunState::Finished);
         self.follow(facts);
         let text = match facts.state {
             RunState::Stopped | RunState::Preempted => format!("stopped: {}", facts.reason),
@@ -289,13 +374,15 @@ impl RunControl {
             _ => format!("ended without a clean stop: {}", facts.reason),
         };
         let clean = killed || facts.state != RunState::Failed;
-        vec![Effect::Report { level: if clean { Level::Info } else { Level::Error }, text }]
+        let report = Effect::Report { level: if clean { Level::Info } else { Level::Error }, text };
+        cancel.map(|job| Effect::CancelJob { job }).into_iter().chain([report]).collect()
     }
 
     /// Takes the state that the evidence shows.
     fn follow(&mut self, facts: &Facts) {
         self.state = match (facts.state, &facts.worker) {
             (RunState::Waiting, _) => State::Waiting,
+            (RunState::Queued, _) => State::Queued,
             (RunState::Starting, _) => State::Starting,
             (RunState::Running | RunState::Stalled, _) => State::Running,
             // Asked by somebody else: no timeout of ours runs.
@@ -317,6 +404,9 @@ impl RunControl {
                 vec![warning(
                     "the started worker has not opened its attempt yet; see worker-start.log in the run's folder",
                 )]
+            }
+            State::Submitting { token } if *token == expired => {
+                vec![warning("Slurm has not answered the submission yet; the job may be in the queue all the same")]
             }
             State::StopRequested { worker, token } if *token == expired => vec![
                 warning(format!("{worker} has not answered the stop request for {} s", STOP_TIMEOUT_MS / 1000)),
@@ -355,6 +445,14 @@ impl RunControl {
                 }
                 error(format!("not started: {words}"))
             }
+            Effect::Submit => {
+                match self.facts.clone() {
+                    Some(facts) => self.follow(&facts),
+                    None => self.state = State::Waiting,
+                }
+                error(format!("not submitted: {words}"))
+            }
+            Effect::CancelJob { job } => error(format!("job {job} is not cancelled: {words}")),
             Effect::Signal { signal: WorkerSignal::Kill, .. } => {
                 if let (State::Killing { .. }, Some(facts)) = (&self.state, self.facts.clone()) {
                     self.follow(&facts);
@@ -363,7 +461,7 @@ impl RunControl {
             }
             // One of the two ways to ask may fail; the other may still be heard, and the timeout tells.
             Effect::WriteStopFile(_) => error(format!("no stop file written: {words}")),
-            Effect::Signal { signal: WorkerSignal::Stop, .. } => error(format!("no SIGTERM sent: {words}")),
+            Effect::Signal { signal: WorkerSignal::Stop, .. } => error(format!("no signal sent: {words}")),
             Effect::ScheduleTimeout { .. } | Effect::Report { .. } => Vec::new(),
         }
     }
@@ -387,7 +485,7 @@ mod tests {
     use super::*;
 
     fn worker(attempt: u32) -> WorkerRef {
-        WorkerRef { attempt, pid: 4000 + attempt, host: "here".to_owned() }
+        WorkerRef { attempt, pid: 4000 + attempt, host: "here".to_owned(), job: None }
     }
 
     fn facts(state: RunState, attempt: u32) -> Facts {
@@ -401,7 +499,19 @@ mod tests {
                 _ => Liveness::Dead,
             },
             saving: false,
+            job: None,
         }
+    }
+
+    /// The same run in job 7, on a node that cannot be seen from here.
+    fn in_job(state: RunState, attempt: u32) -> Facts {
+        let mut facts = facts(state, attempt);
+        if let Some(worker) = &mut facts.worker {
+            worker.job = Some(7);
+        }
+        facts.liveness = if facts.is_live() { Liveness::Unknown } else { facts.liveness };
+        facts.job = (facts.is_live() || state == RunState::Queued).then_some(7);
+        facts
     }
 
     fn at(state: RunState, attempt: u32) -> RunControl {
@@ -444,6 +554,78 @@ mod tests {
             assert_eq!(control.state(), &expected);
         }
         assert!(report(&control.handle(Event::AskStart { stop_after: None })).1.contains("all steps are done"));
+    }
+
+    #[test]
+    fn a_job_is_submitted_waits_runs_is_preempted_and_waits_again() {
+        let mut control = at(RunState::Waiting, 0);
+        let effects = control.handle(Event::AskSubmit);
+        assert_eq!(effects[0], Effect::Submit);
+        control.handle(Event::View(facts(RunState::Waiting, 0)));
+        assert!(matches!(control.state(), State::Submitting { .. }));
+        assert!(report(&control.handle(Event::AskSubmit)).1.contains("already being submitted"));
+        assert_eq!(report(&control.handle(Event::Submitted { job: 7 })).1, "submitted as job 7");
+        control.handle(Event::View(facts(RunState::Waiting, 0)));
+        assert_eq!(control.state(), &State::Queued, "Slurm has not been asked since");
+        for (seen, expected) in [
+            (in_job(RunState::Queued, 0), State::Queued),
+            (in_job(RunState::Starting, 1), State::Starting),
+            (in_job(RunState::Running, 1), State::Running),
+            (in_job(RunState::Preempted, 1), State::Preempted),
+            (in_job(RunState::Queued, 1), State::Queued),
+            (in_job(RunState::Running, 2), State::Running),
+            (in_job(RunState::Finished, 2), State::Finished),
+        ] {
+            assert_eq!(control.handle(Event::View(seen)), []);
+            assert_eq!(control.state(), &expected);
+        }
+    }
+
+    #[test]
+    fn a_stop_of_a_job_signals_its_step_and_cancels_after_the_checkpoint() {
+        let mut control = RunControl::default();
+        control.handle(Event::View(in_job(RunState::Running, 3)));
+        let worker = in_job(RunState::Running, 3).worker.unwrap();
+        let effects = control.handle(Event::AskStop(worker.clone()));
+        assert_eq!(effects[0], Effect::WriteStopFile(worker.clone()));
+        assert_eq!(effects[1], Effect::Signal { worker: worker.clone(), signal: WorkerSignal::Stop });
+        assert_eq!(control.handle(Event::View(in_job(RunState::Stopping, 3))), []);
+        let effects = control.handle(Event::View(in_job(RunState::Stopped, 3)));
+        assert_eq!(effects[0], Effect::CancelJob { job: 7 });
+        assert_eq!(report(&effects[1..]), (Level::Info, "stopped: Stopped"));
+        // A run that finished first needs no cancel, and one that somebody else stopped is his to cancel.
+        control.handle(Event::View(in_job(RunState::Running, 4)));
+        control.handle(Event::AskStop(WorkerRef { attempt: 4, pid: 4004, ..worker }));
+        assert_eq!(control.handle(Event::View(in_job(RunState::Finished, 4))).len(), 1);
+        control.handle(Event::View(in_job(RunState::Stopping, 5)));
+        assert_eq!(control.handle(Event::View(in_job(RunState::Stopped, 5))).len(), 1);
+    }
+
+    #[test]
+    fn a_job_is_killed_from_anywhere_and_only_a_waiting_one_is_cancelled_at_once() {
+        let mut control = RunControl::default();
+        control.handle(Event::View(in_job(RunState::Running, 3)));
+        let worker = in_job(RunState::Running, 3).worker.unwrap();
+        assert!(report(&control.handle(Event::AskCancel { job: 7 })).1.contains("no longer waiting"));
+        assert!(report(&control.handle(Event::AskStart { stop_after: None })).1.contains("job 7 of this run"));
+        let effects = control.handle(Event::AskKill(worker.clone()));
+        assert_eq!(effects[0], Effect::Signal { worker, signal: WorkerSignal::Kill });
+        control.handle(Event::View(in_job(RunState::Stopped, 3)));
+        control.handle(Event::View(in_job(RunState::Queued, 3)));
+        assert!(report(&control.handle(Event::AskCancel { job: 8 })).1.contains("not the run's job"));
+        assert_eq!(control.handle(Event::AskCancel { job: 7 }), [Effect::CancelJob { job: 7 }]);
+        let failed = Event::EffectFailed { effect: Effect::CancelJob { job: 7 }, words: "no".to_owned() };
+        assert_eq!(report(&control.handle(failed)), (Level::Error, "job 7 is not cancelled: no"));
+    }
+
+    #[test]
+    fn a_refused_submission_brings_the_old_state_back() {
+        let mut control = at(RunState::Failed, 2);
+        let token = token_of(&control.handle(Event::AskSubmit));
+        assert!(report(&control.handle(Event::Timeout(token))).1.contains("has not answered"));
+        let failed = Event::EffectFailed { effect: Effect::Submit, words: "Slurm says: Invalid qos".to_owned() };
+        assert_eq!(report(&control.handle(failed)), (Level::Error, "not submitted: Slurm says: Invalid qos"));
+        assert_eq!(control.state(), &State::Failed);
     }
 
     #[test]

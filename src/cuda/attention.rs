@@ -27,12 +27,16 @@ const HOPPER_HEAD: usize = 128;
 /// Threads, and bytes of shared memory of the forward, the query and the key kernel.
 const HOPPER_THREADS: u32 = 384;
 const HOPPER_SHARED: [u32; 3] = [164_864, 197_632, 164_864];
+/// Multiprocessors of an H100 or H200, to which the runs of few keys are cut: on every device alike, so that sums agree.
+const HOPPER_MULTIPROCESSORS: usize = 132;
 
 /// The kernels for one operand dtype and head width.
 #[derive(Clone, Debug)]
 pub(crate) struct Attention {
     suffix: &'static str,
     hopper: bool,
+    /// Of the device: the blocks of a kernel for Hopper.
+    multiprocessors: usize,
     head_dim: usize,
     tiling: Tiling,
 }
@@ -44,6 +48,8 @@ struct Lists {
     list: Slice<i32>,
     order: Slice<i32>,
     tiles: usize,
+    /// Entries of the longest list.
+    longest: usize,
 }
 
 /// A plan on the device.
@@ -56,6 +62,15 @@ pub(crate) struct AttentionTables {
     forward: Lists,
     by_query: Lists,
     by_key: Lists,
+}
+
+/// What the gradients are computed from: q, k, v, the output's gradient, log-sum-exp and `delta` [heads, N].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub inputs: [Rows; 3],
+    pub out_gradient: Rows,
+    pub statistics: Slice<f32>,
+    pub delta: Slice<f32>,
 }
 
 /// Where the gradients go: [N, D], [S, D], [S, D].
@@ -73,8 +88,16 @@ impl Lists {
             list: upload(launcher, arena, &lists.list)?,
             order: upload(launcher, arena, &lists.order)?,
             tiles: lists.tiles(),
+            longest: lists.start.windows(2).map(|ends| (ends[1] - ends[0]) as usize).max().unwrap_or(0),
         })
     }
+}
+
+/// Into how many runs the Hopper key kernel cuts each list of `longest` entries, for so many pairs of a key tile and a
+/// head: enough to fill the GPU where keys are few. A run costs about 8 entries more than its own.
+fn key_splits(pairs: usize, longest: usize) -> usize {
+    let cost = |splits: &usize| (pairs * splits).div_ceil(HOPPER_MULTIPROCESSORS) * (longest.div_ceil(*splits) + 8);
+    (1..=16).min_by_key(cost).unwrap_or(1)
 }
 
 impl AttentionTables {
@@ -102,7 +125,15 @@ impl Attention {
             true => Tiling { forward: [128, 128], by_query: [128, 128], by_key: [64, 128] },
             false => Tiling { forward: plain, by_query: plain, by_key: plain },
         };
-        Self { suffix: if ops.half { "bf16" } else { "f32" }, hopper, head_dim, tiling }
+        let count = cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let counted = ops.launcher.stream().and_then(|stream| stream.context().attribute(count).ok());
+        let multiprocessors = counted.map_or(HOPPER_MULTIPROCESSORS, |count| count.max(1) as usize);
+        Self { suffix: if ops.half { "bf16" } else { "f32" }, hopper, multiprocessors, head_dim, tiling }
+    }
+
+    /// Whether these are the kernels for Hopper.
+    pub fn is_hopper(&self) -> bool {
+        self.hopper
     }
 
     /// What the host has to cut a plan into.
@@ -125,7 +156,8 @@ impl Attention {
     /// Of kernel `number`, as in [`HOPPER_SHARED`].
     fn grid(&self, lists: &Lists, heads: usize, number: usize) -> Grid {
         if self.hopper {
-            return Grid::new(lists.tiles * heads, HOPPER_THREADS).shared(HOPPER_SHARED[number]);
+            let blocks = (lists.tiles * heads).min(self.multiprocessors);
+            return Grid::new(blocks, HOPPER_THREADS).shared(HOPPER_SHARED[number]);
         }
         let tensors = if number == 0 { 3 } else { 4 };
         // Tiles of f32 padded by one column, and the scores between them.
@@ -134,7 +166,7 @@ impl Attention {
     }
 
     /// The plan's arguments, which come last in every kernel but the one for `delta`.
-    fn plan_arguments(&self, tables: &AttentionTables, lists: &Lists) -> Result<Vec<Argument>> {
+    fn plan_arguments(&self, tables: &AttentionTables, lists: &Lists, heads: usize) -> Result<Vec<Argument>> {
         let mut arguments = vec![
             tables.row_keys.into(),
             lists.start.into(),
@@ -146,9 +178,7 @@ impl Attention {
             int(tables.keys)?,
             int(lists.tiles)?,
         ];
-        if !self.hopper {
-            arguments.push(int(self.head_dim)?);
-        }
+        arguments.push(int(if self.hopper { heads } else { self.head_dim })?);
         Ok(arguments)
     }
 
@@ -180,7 +210,7 @@ impl Attention {
         let mut arguments = self.inputs(ops, inputs, tables, heads)?;
         arguments.extend(matrix(&out));
         arguments.push(statistics.into());
-        arguments.extend(self.plan_arguments(tables, &tables.forward)?);
+        arguments.extend(self.plan_arguments(tables, &tables.forward, heads)?);
         ops.launcher.launch(&self.name(""), self.grid(&tables.forward, heads, 0), &arguments)
     }
 
@@ -198,32 +228,90 @@ impl Attention {
         arena: &mut Arena,
     ) -> Result<()> {
         let mark = arena.mark();
-        let delta: Slice<f32> = arena.take(heads * tables.queries)?;
+        let delta = arena.take(heads * tables.queries)?;
+        self.delta(ops, out, out_gradient, delta, tables, heads)?;
+        let known = Known { inputs, out_gradient, statistics, delta };
+        self.query_gradient(ops, &known, gradients.q, tables, heads)?;
+        self.key_gradients(ops, &known, gradients.k, gradients.v, tables, heads, arena)?;
+        arena.release(mark);
+        Ok(())
+    }
+
+    /// Sums over a head of output times its gradient, [heads, N]: what both other parts of the backward pass read.
+    pub fn delta(
+        &self,
+        ops: &Ops,
+        out: Rows,
+        out_gradient: Rows,
+        delta: Slice<f32>,
+        tables: &AttentionTables,
+        heads: usize,
+    ) -> Result<()> {
         let mut arguments: Vec<Argument> = matrix(&out).to_vec();
         arguments.extend(matrix(&out_gradient));
         arguments.extend([delta.into(), int(tables.queries)?, int(heads)?, int(self.head_dim)?]);
         let warps = tables.queries * heads;
-        let name = format!("attention_delta_{}", self.suffix);
-        ops.launcher.launch(&name, Grid::new(warps.div_ceil(8), 256), &arguments)?;
+        ops.launcher.launch(&format!("attention_delta_{}", self.suffix), Grid::new(warps.div_ceil(8), 256), &arguments)
+    }
 
-        let mut shared = self.inputs(ops, inputs, tables, heads)?;
-        shared.extend(self.input(ops, &out_gradient, tables.queries, heads)?);
-        shared.extend([Argument::from(statistics), Argument::from(delta)]);
-        let arguments =
-            [shared.clone(), matrix(&gradients.q).to_vec(), self.plan_arguments(tables, &tables.by_query)?].concat();
-        let grid = self.grid(&tables.by_query, heads, 1);
-        ops.launcher.launch(&self.name("_backward_query"), grid, &arguments)?;
-        let arguments = [
-            shared,
-            matrix(&gradients.k).to_vec(),
-            matrix(&gradients.v).to_vec(),
-            self.plan_arguments(tables, &tables.by_key)?,
-        ]
-        .concat();
-        let grid = self.grid(&tables.by_key, heads, 2);
+    /// Of the queries alone. On the way it corrects `known.delta` for [`Self::key_gradients`].
+    pub fn query_gradient(
+        &self,
+        ops: &Ops,
+        known: &Known,
+        gradient: Rows,
+        tables: &AttentionTables,
+        heads: usize,
+    ) -> Result<()> {
+        let mut arguments = self.known(ops, known, tables, heads)?;
+        arguments.extend(matrix(&gradient));
+        arguments.extend(self.plan_arguments(tables, &tables.by_query, heads)?);
+        ops.launcher.launch(&self.name("_backward_query"), self.grid(&tables.by_query, heads, 1), &arguments)
+    }
+
+    /// Of keys and values, after [`Self::query_gradient`]. `arena` lends room where a tile's queries are split.
+    #[allow(clippy::too_many_arguments)]
+    pub fn key_gradients(
+        &self,
+        ops: &Ops,
+        known: &Known,
+        k: Rows,
+        v: Rows,
+        tables: &AttentionTables,
+        heads: usize,
+        arena: &mut Arena,
+    ) -> Result<()> {
+        let outputs = [matrix(&k), matrix(&v)].concat();
+        let mut arguments = self.known(ops, known, tables, heads)?;
+        arguments.extend(outputs.iter().copied());
+        arguments.extend(self.plan_arguments(tables, &tables.by_key, heads)?);
+        let mut grid = self.grid(&tables.by_key, heads, 2);
+        if !self.hopper {
+            return ops.launcher.launch(&self.name("_backward_key"), grid, &arguments);
+        }
+        let mark = arena.mark();
+        let splits = key_splits(tables.by_key.tiles * heads, tables.by_key.longest);
+        let width = heads * HOPPER_HEAD;
+        let size = tables.keys * width;
+        let partial: Slice<f32> = if splits > 1 { arena.take(splits * 2 * size)? } else { Slice::null() };
+        grid.blocks[1] = splits;
+        arguments.push(partial.into());
         ops.launcher.launch(&self.name("_backward_key"), grid, &arguments)?;
+        if splits > 1 {
+            let mut arguments = vec![Argument::from(partial)];
+            arguments.extend(outputs);
+            arguments.extend([int(tables.keys)?, int(width)?, int(splits)?]);
+            ops.launcher.launch("attention_hopper_sum_splits", Grid::plane(size.div_ceil(1024), 2, 256), &arguments)?;
+        }
         arena.release(mark);
         Ok(())
+    }
+
+    fn known(&self, ops: &Ops, known: &Known, tables: &AttentionTables, heads: usize) -> Result<Vec<Argument>> {
+        let mut arguments = self.inputs(ops, known.inputs, tables, heads)?;
+        arguments.extend(self.input(ops, &known.out_gradient, tables.queries, heads)?);
+        arguments.extend([Argument::from(known.statistics), Argument::from(known.delta)]);
+        Ok(arguments)
     }
 }
 

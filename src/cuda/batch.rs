@@ -43,10 +43,12 @@ pub(crate) struct AttentionLists {
     pub forward: TileLists,
     pub by_query: TileLists,
     pub by_key: TileLists,
+    /// (query, key) pairs that see each other.
+    pub pairs: u64,
 }
 
 impl AttentionLists {
-    fn new(plan: &AttentionPlan, tiling: &Tiling) -> Self {
+    pub fn new(plan: &AttentionPlan, tiling: &Tiling) -> Self {
         let [forward, by_query, by_key] = [tiling.forward, tiling.by_query, tiling.by_key];
         let forward_lists = plan.tiles_by_query(forward[0], forward[1]);
         let by_query_lists = match by_query == forward {
@@ -61,6 +63,7 @@ impl AttentionLists {
             forward: forward_lists,
             by_query: by_query_lists,
             by_key: plan.tiles_by_key(by_key[0], by_key[1]),
+            pairs: plan.visible_pairs(),
         }
     }
 }
@@ -74,10 +77,6 @@ impl BatchTables {
             .flat_map(|sample| placement.rows.of_token.iter().map(move |row| sample * row_count + row))
             .collect();
         let (tokens_by_row, segment_start, row_segment_start) = segments(&row_of_token, batch * row_count);
-        let position = |sample: usize| {
-            let _ = sample;
-            placement.table.positions().iter().flatten().copied()
-        };
         let (attention, text_attention) = match &placement.sight {
             Sight::Planned { tokens, text } if batch == 1 => {
                 (AttentionLists::new(tokens, tiling), AttentionLists::new(text, tiling))
@@ -94,7 +93,7 @@ impl BatchTables {
             tokens_by_row: ints(tokens_by_row),
             segment_start: ints(segment_start),
             row_segment_start: ints(row_segment_start),
-            positions: (0..batch).flat_map(position).collect(),
+            positions: placement.table.positions().concat().repeat(batch),
             axis: placement.table.frequencies().iter().map(|(axis, _)| *axis as i32).collect(),
             frequency: placement.table.frequencies().iter().map(|(_, frequency)| *frequency).collect(),
             attention,
@@ -118,14 +117,6 @@ impl BatchTables {
 
     pub fn segments(&self) -> usize {
         self.segment_start.len() - 1
-    }
-
-    /// Copies a table to the device.
-    pub fn upload<T>(&self, launcher: &Launcher, arena: &mut Arena, values: &[T]) -> Result<Slice<T>>
-    where
-        T: Element + cudarc::driver::DeviceRepr,
-    {
-        upload(launcher, arena, values)
     }
 
     /// Has the device compute the rotary turns.
@@ -167,7 +158,7 @@ fn samples_apart(batch: usize, queries: usize, keys: usize) -> Result<AttentionP
 }
 
 /// Tokens sorted by row, the starts of segments of at most [`SEGMENT`] of one row, and each row's first segment.
-fn segments(row_of_token: &[usize], rows: usize) -> (Vec<usize>, Vec<usize>, Vec<usize>) {
+pub(super) fn segments(row_of_token: &[usize], rows: usize) -> (Vec<usize>, Vec<usize>, Vec<usize>) {
     let mut row_start = vec![0usize; rows + 1];
     for &row in row_of_token {
         row_start[row + 1] += 1;

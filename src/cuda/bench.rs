@@ -4,11 +4,15 @@
 //! rows of text an episode. Random weights give random numbers and the same work.
 
 use super::device::Gpu;
-use super::engine::{Engine, Parts, UpdateRule};
+use super::engine::Engine;
+use super::gemm::{AlgorithmTime, Gemm};
+use super::launch::{Argument, Grid, Operand, Slice, device_error, long};
+use super::optimizer::UpdateRule;
 use crate::config::{LingbotModelConfig, ParameterFormat};
 use crate::model::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, Transformer, lingbot_parameter_specs};
 use crate::random::{Draw, Purpose};
 use crate::train::Losses;
+use crate::train::gradients::DeviceTimes;
 use crate::{Error, Result};
 use candle_core::{Device, Tensor};
 use serde::Serialize;
@@ -66,8 +70,8 @@ pub(crate) struct TrunkFigures {
     pub arena_gb: f64,
     pub kept: String,
     pub parts_ms: PartMs,
-    /// Model FLOPs of forward and backward over the time and 989 TFLOP/s, in per cent.
-    pub mfu: f64,
+    /// The model's FLOP, forward and backward, over the time and what the device can do, in per cent.
+    pub mfu: Option<f64>,
     /// (chunk, window, first seconds, then the median of the repeats) of other draws.
     pub draws: Vec<(usize, usize, f64, f64)>,
     pub loss: f64,
@@ -131,6 +135,7 @@ fn batch(bench: &TrunkBench, config: &LingbotModelConfig, chunk: usize, window: 
 }
 
 /// Mean square of the predictions: a loss without targets to carry.
+#[allow(clippy::ptr_arg)] // the model's output type, as `micro_step` hands it over
 fn loss(output: &Vec<EpisodeOutput>) -> candle_core::Result<Losses> {
     let mean = |pick: fn(&EpisodeOutput) -> &Tensor| -> candle_core::Result<Tensor> {
         let parts =
@@ -140,14 +145,6 @@ fn loss(output: &Vec<EpisodeOutput>) -> candle_core::Result<Losses> {
     let (video, action) = (mean(|e| &e.video)?, mean(|e| &e.action)?);
     let total = (&video + &action)?;
     Ok(Losses { video, action, proprio: None, total })
-}
-
-/// Model FLOPs of one forward: Linear layers of the trunk and visible pairs, twice a product's size each.
-fn forward_flops(config: &LingbotModelConfig, tokens: usize, pairs: u64, text_pairs: u64, text: usize) -> f64 {
-    let (d, f) = (config.dim as f64, config.ffn_dim as f64);
-    let per_token = 2.0 * (6.0 * d * d + 2.0 * d * f);
-    let layer = tokens as f64 * per_token + text as f64 * 4.0 * d * d + 4.0 * d * (pairs + text_pairs) as f64;
-    layer * config.num_layers as f64
 }
 
 /// Times forward and backward of the model; `tell` hears of each phase.
@@ -175,7 +172,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     tell("first pass");
     let rule = UpdateRule { clip_norm: 2.0, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1 };
     let mut updates = Vec::new();
-    let mut pass = |engine: &mut Engine, input: &LingbotInput| -> Result<(f64, Parts, f64)> {
+    let mut pass = |engine: &mut Engine, input: &LingbotInput| -> Result<(f64, DeviceTimes, f64)> {
         let begun = Instant::now();
         let step = engine.micro_step(&model, input, 1.0, loss)?;
         let took = begun.elapsed().as_secs_f64();
@@ -185,7 +182,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
             engine.update(&rule, 1e-6, 1)?;
             updates.push(begun.elapsed().as_secs_f64());
         }
-        Ok((took, step.parts, value))
+        Ok((took, step.times, value))
     };
     let (_, _, value) = pass(&mut engine, &input)?;
     let first_s = started.elapsed().as_secs_f64();
@@ -194,7 +191,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     }
     tell("timing");
     let mut times = Vec::new();
-    let mut parts = Parts::default();
+    let mut parts = DeviceTimes::default();
     for _ in 0..bench.repeats.max(1) {
         let (took, last, _) = pass(&mut engine, &input)?;
         times.push(took);
@@ -214,12 +211,8 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let median_s = median(&mut times);
     let layout = model.layout(&input)?;
     let tokens = layout.tokens();
-    let (pairs, text_pairs) = match &model.placement(&layout).sight {
-        crate::model::Sight::Planned { tokens, text } => (tokens.visible_pairs(), text.visible_pairs()),
-        crate::model::Sight::Everything => (0, 0),
-    };
-    let flops = 3.0 * forward_flops(&config, tokens, pairs, text_pairs, bench.batch * TEXT);
-    let (kept, arena) = engine.policy().map_or((String::new(), 0), |(policy, bytes)| (policy.to_string(), bytes));
+    let (kept, arena) =
+        engine.policy().map_or((String::new(), 0), |(policy, needed)| (policy.to_string(), needed.bytes()));
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     Ok(TrunkFigures {
         program: "lbva-tui",
@@ -246,7 +239,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
             trunk_backward: ms(parts.trunk_backward),
             front_backward: ms(parts.front_backward),
         },
-        mfu: 100.0 * flops / median_s / 989e12,
+        mfu: parts.peak.map(|peak| 100.0 * parts.flop / median_s / peak),
         draws,
         loss: value,
     })
@@ -255,4 +248,31 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Times the products of the trunk's Linear layers at `tokens` rows, with each algorithm that the library proposes.
+pub(crate) fn gemm(tokens: usize) -> Result<Vec<AlgorithmTime>> {
+    let gpu = Gpu::open(0)?;
+    let (width, ffn) = (3072, 14336);
+    let launcher = gpu.launcher();
+    let allocate = |count: usize| -> Result<Slice<Operand>> {
+        let failed = |error| device_error(error, "allocating matrices");
+        let buffer = gpu.stream.alloc_zeros::<u16>(count).map_err(failed)?;
+        let slice = Slice::new(buffer.leak(), count);
+        // Products of zeros run faster than any others.
+        let arguments = [slice.into(), 1f32.into(), Argument::Long(1), Argument::Long(0), long(count)];
+        launcher.launch("fill_normal_bf16", Grid::new(count.div_ceil(1024) + 1, 256), &arguments)?;
+        Ok(slice)
+    };
+    let gemm = Gemm::new(std::sync::Arc::clone(&gpu.stream), true)?;
+    let (x, y) = (allocate(tokens * ffn)?, allocate(tokens * ffn)?);
+    let (w, spare) = (allocate(width * ffn)?, allocate(tokens * ffn)?);
+    let wide =
+        gpu.stream.alloc_zeros::<f32>(width * ffn).map_err(|error| device_error(error, "allocating matrices"))?;
+    let wide = Slice::new(wide.leak(), width * ffn);
+    let mut times = Vec::new();
+    for (inputs, outputs) in [(width, 3 * width), (width, width), (width, ffn), (ffn, width)] {
+        times.extend(gemm.time_algorithms((inputs, outputs, tokens), x, y, w, wide, spare)?);
+    }
+    Ok(times)
 }

@@ -23,6 +23,8 @@ pub(crate) struct Gpu {
     pub name: String,
     /// Of all its memory.
     pub total_bytes: u64,
+    /// FLOP a second of dense bf16 products by the datasheet, if the architecture is known.
+    pub peak_flops: Option<f64>,
     process: ProcessMemory,
 }
 
@@ -105,7 +107,13 @@ impl Gpu {
         warm(&context);
         let kernels = Arc::new(Kernels::load(&context)?);
         let process = ProcessMemory::open(&context);
-        Ok(Self { device, stream, kernels, name: found.name, total_bytes: found.total_bytes, process })
+        let peak_flops = match found.capability {
+            (8, 0) => Some(312e12),
+            (9, 0) => Some(989e12),
+            (10, 0) => Some(2250e12),
+            _ => None,
+        };
+        Ok(Self { device, stream, kernels, name: found.name, total_bytes: found.total_bytes, peak_flops, process })
     }
 
     pub fn launcher(&self) -> Launcher {

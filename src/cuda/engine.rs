@@ -11,13 +11,15 @@ use super::collective::{Alone, Collective};
 use super::device::Gpu;
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
-use super::launch::{Argument, Grid, Launcher, Operand, Slice, device_error, long};
-use super::trunk::{Condition, KeepPolicy, Pass, Trunk, adjacent};
-use crate::config::{ParameterFormat, TrainConfig};
+use super::islands::pull;
+use super::launch::{Launcher, Operand, Slice, device_error};
+use super::optimizer::{self, NormBuffer, UpdateBuffers, UpdateRule};
+use super::trunk::{Condition, KeepPolicy, Needed, Pass, Trunk, adjacent};
+use crate::config::ParameterFormat;
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
-use crate::train::gradients::Timing;
+use crate::train::gradients::{DeviceTimes, accumulate, required};
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::op::BackpropOp;
@@ -29,9 +31,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Left to candle's embedders and heads, the library's scratch space and the driver when the arena is sized; a batch's
-/// own share of it is added on top.
-const RESERVE: u64 = 2 << 30;
+/// Left to the libraries and the driver when the arena is sized; a batch's own share is added on top.
+const RESERVE: u64 = 1 << 30;
+/// Bytes a token and channel that candle takes beside the embedders' part at its peak, which is in the heads' backward
+/// pass: the stream and its gradient from each head in f32, and half of the tokens a few times over.
+const BACK_BYTES: u64 = 36;
 
 /// Parameters, their gradients and the optimizer's state, all in one order on the device.
 #[derive(Debug)]
@@ -49,7 +53,7 @@ pub(crate) struct Engine {
     arena: Option<CudaSlice<u8>>,
     /// Bytes that the arena may take at most; `None`: what the device has free.
     limit: Option<u64>,
-    policy: Option<(KeepPolicy, u64)>,
+    policy: Option<(KeepPolicy, Needed)>,
     peak_seen: AtomicU64,
     collective: Box<dyn Collective>,
 }
@@ -64,52 +68,12 @@ struct OptimizerState {
     norm: CudaSlice<f64>,
 }
 
-/// What an update depends on beside rate and step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UpdateRule {
-    /// Gradient norm above which gradients are scaled down.
-    pub clip_norm: f64,
-    pub betas: [f64; 2],
-    pub eps: f64,
-    pub weight_decay: f64,
-}
-
-impl From<&TrainConfig> for UpdateRule {
-    fn from(config: &TrainConfig) -> Self {
-        let &TrainConfig { clip_norm, betas, adam_eps, weight_decay, .. } = config;
-        Self { clip_norm, betas, eps: adam_eps, weight_decay }
-    }
-}
-
-/// Parts of a micro-step, by the device's own clock.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Parts {
-    pub front: Duration,
-    pub trunk_forward: Duration,
-    pub back: Duration,
-    pub trunk_backward: Duration,
-    pub front_backward: Duration,
-}
-
-impl Parts {
-    /// Up to the loss, and from it.
-    pub fn timing(&self) -> Timing {
-        Timing {
-            forward: self.front + self.trunk_forward + self.back,
-            backward: self.trunk_backward + self.front_backward,
-        }
-    }
-}
-
 /// What a micro-step gave; its gradients are in the engine.
 #[derive(Debug)]
 pub(crate) struct MicroStep {
     pub losses: Losses,
-    pub parts: Parts,
+    pub times: DeviceTimes,
 }
-
-/// Blocks of the sum of squares.
-const NORM_BLOCKS: usize = 1056;
 
 impl Engine {
     /// An engine over parameters of a model that asks for `shape`. Their values are copied; `with_optimizer` makes room for masters and
@@ -184,7 +148,7 @@ impl Engine {
                 second: allocate(flat.trained, "second moments")?,
                 norm: gpu
                     .stream
-                    .alloc_zeros::<f64>(NORM_BLOCKS + 1)
+                    .alloc_zeros::<f64>(NormBuffer::LEN)
                     .map_err(|error| device_error(error, "allocating the gradient norm"))?,
             }),
         };
@@ -223,7 +187,7 @@ impl Engine {
     }
 
     /// The policy of the last micro-step and the bytes that it was predicted to take.
-    pub fn policy(&self) -> Option<(KeepPolicy, u64)> {
+    pub fn policy(&self) -> Option<(KeepPolicy, Needed)> {
         self.policy
     }
 
@@ -232,10 +196,6 @@ impl Engine {
         let bytes = self.gpu.process_bytes()?;
         let peak = self.peak_seen.fetch_max(bytes, std::sync::atomic::Ordering::Relaxed).max(bytes);
         Ok(Memory { kind: MemoryKind::Gpu, bytes, peak_bytes: peak, total_bytes: self.gpu.total_bytes })
-    }
-
-    fn suffix(&self) -> &'static str {
-        if self.half { "bf16" } else { "f32" }
     }
 
     /// Sets a parameter, and its master.
@@ -270,19 +230,8 @@ impl Engine {
 
     /// Draws every parameter from a normal distribution on the device: for benchmarks.
     pub fn randomise(&mut self, std: f32, seed: u64) -> Result<()> {
-        let count = self.flat.len;
-        let arguments: [Argument; 5] = [
-            Slice::<Operand>::new(self.parameter_base, count).into(),
-            std.into(),
-            Argument::Long(seed as i64),
-            Argument::Long(0),
-            long(count),
-        ];
-        self.launcher.launch(
-            &format!("fill_normal_{}", self.suffix()),
-            Grid::new(count.div_ceil(1024) + 1, 256),
-            &arguments,
-        )
+        let parameters = Slice::<Operand>::new(self.parameter_base, self.flat.len);
+        optimizer::fill_normal(&self.launcher, self.half, parameters, std, seed, 0)
     }
 
     /// One forward and backward pass; `weight` times its gradients are added to those of the step.
@@ -303,11 +252,13 @@ impl Engine {
         clock.tick(&self.gpu)?;
 
         let depth = self.trunk.depth();
+        let flop = 3.0 * self.trunk.forward_flop(&tables);
         let (policy, needed) = self.fit(&tables)?;
         self.policy = Some((policy, needed));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
-        let mut arena = Arena::new(base, memory.len() as u64, if self.half { 2 } else { 4 });
+        let operand = if self.half { 2 } else { 4 };
+        let mut arena = Arena::new(base, needed.kept, operand);
         let shared: Vec<Var> = front
             .tensors()
             .into_iter()
@@ -325,13 +276,20 @@ impl Engine {
             self.launcher.copy(float_slice(&tensor, &self.gpu)?, to, bytes)
         };
         let copy_out = |from: Slice<f32>, shape: &[usize]| -> Result<Tensor> {
-            let tensor = uninitialised(shape, &self.gpu)?;
+            let tensor = uninitialised(shape, false, &self.gpu)?;
             self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
             Ok(tensor)
+        };
+        // A boundary as a variable, without copying it twice.
+        let variable = |from: Slice<f32>, shape: &[usize]| -> Result<Var> {
+            let tensor = uninitialised(shape, true, &self.gpu)?;
+            self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
+            Ok(Var::from_tensor(&tensor)?)
         };
         let stream_shape = [batch, tokens, width];
 
         copy_in(&front_x, pass.boundary(0))?;
+        pass.work_in(Arena::new(base + needed.kept, needed.scratch, operand));
         let mut insertion_inputs: BTreeMap<usize, Tensor> = BTreeMap::new();
         for layer in 0..depth {
             if let (Some(branch), Some(geometry)) = (model.insertion(layer), &conditioning.geometry) {
@@ -344,7 +302,7 @@ impl Engine {
         }
         clock.tick(&self.gpu)?;
 
-        let last = Var::from_tensor(&copy_out(pass.boundary(depth), &stream_shape)?)?;
+        let last = variable(pass.boundary(depth), &stream_shape)?;
         let output = model.back(last.as_tensor(), &conditioning, &layout)?;
         let losses = loss(&output)?;
         let store = (&losses.total * weight)?.backward()?;
@@ -357,6 +315,8 @@ impl Engine {
         copy_in(&required(&store, &last)?, pass.dx)?;
         drop(store);
         drop(last);
+        let losses = losses.detach();
+        drop(output);
         clock.tick(&self.gpu)?;
 
         for layer in (0..depth).rev() {
@@ -367,7 +327,7 @@ impl Engine {
                 let x = Var::from_tensor(&x)?;
                 let y = branch.forward(x.as_tensor(), geometry, model.placement(&layout).video_tokens)?;
                 let cotangent = copy_out(pass.dx, &stream_shape)?;
-                let store = (y * cotangent)?.sum_all()?.backward()?;
+                let store = pull(&y, cotangent)?.backward()?;
                 collect(&store)?;
                 accumulate(&store, &shared, &mut cotangents)?;
                 copy_in(&required(&store, &x)?, pass.dx)?;
@@ -385,41 +345,42 @@ impl Engine {
                 None => gradient,
             });
         }
-        let mut surrogate = (front_x * stream_gradient)?.sum_all()?;
+        let mut seeds = vec![pull(&front_x, stream_gradient)?];
         for (tensor, cotangent) in front.tensors().into_iter().zip(cotangents) {
             if let Some(cotangent) = cotangent {
-                // Only its gradient counts, so a value that overflows its format does no harm.
-                surrogate = (&surrogate + (tensor * cotangent)?.sum_all()?.to_dtype(surrogate.dtype())?)?;
+                seeds.push(pull(tensor, cotangent)?);
             }
         }
-        collect(&surrogate.backward()?)?;
+        collect(&Tensor::stack(&seeds, 0)?.sum_all()?.backward()?)?;
         clock.tick(&self.gpu)?;
-        let losses = losses.detach();
         self.gpu.synchronize()?;
-        Ok(MicroStep { losses, parts: clock.parts()? })
+        let times = DeviceTimes { flop, peak: if self.half { self.gpu.peak_flops } else { None }, ..clock.times()? };
+        Ok(MicroStep { losses, times })
     }
 
     /// Makes sure that the arena holds this batch, and says under which policy.
-    fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, u64)> {
+    fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
         let (free, _) = self.gpu.memory()?;
-        // Candle's part of a batch: the stream in and out of the heads, and gradients of both.
-        let stream = (self.trunk.size(tables).tokens * self.trunk.size(tables).width * 4) as u64;
+        let size = self.trunk.size(tables);
+        let stream = (size.tokens * size.width) as u64;
         let pool = self.gpu.unused_bytes()?;
-        let room = (free + pool + held).saturating_sub(RESERVE + 8 * stream);
+        let room = (free + pool + held).saturating_sub(RESERVE + BACK_BYTES * stream);
         let budget = self.limit.map_or(room, |limit| limit.min(room));
         let (policy, needed) = self.trunk.policy_within(tables, budget)?;
-        if needed > budget.max(held) {
-            let what =
-                format!("a batch of {} tokens needs {needed} bytes of arena, {budget} are free", tables.tokens());
-            return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what)
-                .hint("even with nothing kept for the backward pass; take a smaller batch (train.batch_size, packing.token_budget)"));
+        let bytes = needed.bytes();
+        if bytes > budget.max(held) {
+            let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());
+            return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what).hint(
+                "even with nothing kept for the backward pass; take a smaller batch (train.batch_size, \
+                 packing.token_budget)",
+            ));
         }
-        if needed > held {
+        if bytes > held {
             self.arena = None;
             self.gpu.synchronize()?;
             // A little more, so that batches of slightly more tokens do not ask again.
-            let bytes = (needed + needed / 16).min(budget);
+            let bytes = (bytes + bytes / 16).min(budget);
             // SAFETY: whatever is read from the arena was written before.
             let memory = unsafe { self.gpu.stream.alloc::<u8>(bytes as usize) }.map_err(|error| {
                 device_error(
@@ -441,38 +402,16 @@ impl Engine {
         let at = |slice: &CudaSlice<f32>| Slice::<f32>::new(slice.device_ptr(stream).0, count);
         let gradients = at(&self.gradients);
         self.collective.sum_gradients(gradients)?;
-        let norm_base = state.norm.device_ptr(stream).0;
-        let (total, partial) = (Slice::<f64>::new(norm_base, 1), Slice::<f64>::new(norm_base + 8, NORM_BLOCKS));
-        self.launcher.launch(
-            "square_sum",
-            Grid::new(NORM_BLOCKS, 256),
-            &[gradients.into(), partial.into(), long(count)],
-        )?;
-        let arguments = [partial.into(), Argument::Int(NORM_BLOCKS as i32), total.into()];
-        self.launcher.launch("square_sum_finish", Grid::new(1, 256), &arguments)?;
-        let [beta1, beta2] = rule.betas;
-        let power = step.min(i32::MAX as u64) as i32;
-        let correction1 = 1.0 - beta1.powi(power);
-        let root_correction2 = 1.0 / (1.0 - beta2.powi(power)).sqrt();
-        let arguments: Vec<Argument> = vec![
-            Slice::<Operand>::new(self.parameter_base, count).into(),
-            state.master.as_ref().map_or(Slice::null(), at).into(),
-            at(&state.first).into(),
-            at(&state.second).into(),
-            gradients.into(),
-            total.into(),
-            (rule.clip_norm as f32).into(),
-            (lr as f32).into(),
-            (beta1 as f32).into(),
-            (beta2 as f32).into(),
-            (rule.eps as f32).into(),
-            (rule.weight_decay as f32).into(),
-            (correction1 as f32).into(),
-            (root_correction2 as f32).into(),
-            long(count),
-        ];
-        let name = format!("adamw_{}", self.suffix());
-        self.launcher.launch(&name, Grid::new(count.div_ceil(1024), 256), &arguments)?;
+        let norm = NormBuffer(Slice::new(state.norm.device_ptr(stream).0, NormBuffer::LEN));
+        optimizer::square_sum(&self.launcher, gradients, norm)?;
+        let buffers = UpdateBuffers {
+            parameters: Slice::new(self.parameter_base, count),
+            master: state.master.as_ref().map_or(Slice::null(), at),
+            first: at(&state.first),
+            second: at(&state.second),
+            gradients,
+        };
+        optimizer::adamw(&self.launcher, self.half, &buffers, norm, rule, lr, step)?;
         let squared = stream
             .clone_dtoh(&state.norm.slice(0..1))
             .map_err(|error| device_error(error, "reading the gradient norm"))?;
@@ -492,13 +431,8 @@ impl Engine {
         let stream = &self.gpu.stream;
         let failed = |error| device_error(error, "looking for the first bad gradient");
         let index = stream.clone_htod(&[u64::MAX]).map_err(failed)?;
-        let count = self.flat.trained;
-        let arguments = [
-            Slice::<f32>::new(self.gradients.device_ptr(stream).0, count).into(),
-            long(count),
-            Slice::<u64>::new(index.device_ptr(stream).0, 1).into(),
-        ];
-        self.launcher.launch("first_non_finite", Grid::new(NORM_BLOCKS, 256), &arguments)?;
+        let gradients = Slice::new(self.gradients.device_ptr(stream).0, self.flat.trained);
+        optimizer::first_non_finite(&self.launcher, gradients, Slice::new(index.device_ptr(stream).0, 1))?;
         let index = stream.clone_dtoh(&index).map_err(failed)?;
         Ok(index.first().and_then(|index| self.flat.name_at(*index as usize)).map(str::to_owned))
     }
@@ -596,12 +530,12 @@ fn operand_slice(tensor: &Tensor, gpu: &Gpu) -> Result<Slice<Operand>> {
 }
 
 /// An f32 tensor whose elements somebody else will write.
-fn uninitialised(shape: &[usize], gpu: &Gpu) -> Result<Tensor> {
+fn uninitialised(shape: &[usize], is_variable: bool, gpu: &Gpu) -> Result<Tensor> {
     let cuda = gpu.device.as_cuda_device()?;
     // SAFETY: every element is written before it is read: the caller copies into it at once.
     let slice = unsafe { cuda.alloc::<f32>(shape.iter().product()) }?;
     let storage = candle_core::CudaStorage::wrap_cuda_slice(slice, cuda.clone());
-    Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
+    Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), is_variable))
 }
 
 /// Adds the store's parameter gradients to the flat buffer.
@@ -618,38 +552,11 @@ fn collect(
         let Some(gradient) = store.get(variable) else { continue };
         let span = flat.span(name)?;
         let gradient = gradient.contiguous()?;
-        let kernel = match gradient.dtype() {
-            DType::BF16 => "accumulate_bf16",
-            _ => "accumulate_f32",
-        };
-        let arguments: [Argument; 4] = [
-            Slice::<Operand>::new(address(&gradient, gpu)?, span.len).into(),
-            Slice::<f32>::new(base + 4 * span.offset as u64, span.len).into(),
-            1f32.into(),
-            long(span.len),
-        ];
-        launcher.launch(kernel, Grid::new(span.len.div_ceil(2048), 256), &arguments)?;
+        let from = Slice::new(address(&gradient, gpu)?, span.len);
+        let to = Slice::new(base + 4 * span.offset as u64, span.len);
+        optimizer::accumulate(launcher, gradient.dtype() == DType::BF16, from, to, 1.0)?;
     }
     Ok(())
-}
-
-fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
-    for (variable, total) in shared.iter().zip(totals) {
-        if let Some(gradient) = store.get(variable) {
-            *total = Some(match total.take() {
-                Some(earlier) => (earlier + gradient)?,
-                None => gradient.clone(),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
-    match store.get(variable) {
-        Some(gradient) => Ok(gradient.clone()),
-        None => Err(Error::crash("no gradient reached a block boundary: an op on the way drops it")),
-    }
 }
 
 /// Marks in the stream, read when everything is done.
@@ -666,7 +573,7 @@ impl Clock {
         Ok(())
     }
 
-    fn parts(&self) -> Result<Parts> {
+    fn times(&self) -> Result<DeviceTimes> {
         let mut spans = [Duration::ZERO; 5];
         for (span, pair) in spans.iter_mut().zip(self.marks.windows(2)) {
             let milliseconds =
@@ -674,6 +581,6 @@ impl Clock {
             *span = Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3);
         }
         let [front, trunk_forward, back, trunk_backward, front_backward] = spans;
-        Ok(Parts { front, trunk_forward, back, trunk_backward, front_backward })
+        Ok(DeviceTimes { front, trunk_forward, back, trunk_backward, front_backward, ..DeviceTimes::default() })
     }
 }

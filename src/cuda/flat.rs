@@ -8,8 +8,10 @@
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Tensors start at multiples of this many elements: 16 bytes of bf16, what the widest loads and cuBLASLt want.
-const ALIGNMENT: usize = 8;
+/// Tensors start at multiples of this many elements: 256 bytes of bf16, which cuBLASLt takes for granted.
+const ALIGNMENT: usize = 128;
+/// Those that must follow one another, at multiples of 16 bytes of bf16: the widest loads.
+const LEAST: usize = 8;
 
 /// A parameter's place, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +37,8 @@ impl FlatLayout {
             tensors.map(|(name, len, trained)| (name, (len, trained))).collect();
         let mut spans = BTreeMap::new();
         let mut end: usize = 0;
-        let mut place = |name: &str, len: usize| -> bool {
-            let offset = end.next_multiple_of(ALIGNMENT);
+        let mut place = |name: &str, len: usize, alignment: usize| -> bool {
+            let offset = end.next_multiple_of(alignment);
             let gap = offset != end;
             end = offset + len;
             spans.insert(name.to_owned(), Span { offset, len });
@@ -47,7 +49,8 @@ impl FlatLayout {
                 let Some(&(len, _)) = tensors.get(name.as_str()) else {
                     return Err(Error::crash(format!("no parameter named {name}")));
                 };
-                if !place(name, len) && position > 0 {
+                let alignment = if position == 0 { ALIGNMENT } else { LEAST };
+                if !place(name, len, alignment) && position > 0 {
                     let what = format!("{name} cannot follow {}", group[position - 1]);
                     return Err(
                         Error::refused("width_not_supported", what).hint("on a GPU model.dim must be a multiple of 8")
@@ -65,7 +68,7 @@ impl FlatLayout {
                 .map(|(name, (len, _))| (*name, *len))
         };
         for (name, len) in rest(true) {
-            place(name, len);
+            place(name, len, ALIGNMENT);
         }
         let trained = end.next_multiple_of(ALIGNMENT);
         end = trained;
@@ -106,10 +109,10 @@ mod tests {
         let layout = FlatLayout::new(tensors.into_iter(), &group).expect("a layout");
         assert_eq!(layout.span("q").expect("q"), Span { offset: 0, len: 16 });
         assert_eq!(layout.span("k").expect("k"), Span { offset: 16, len: 16 });
-        assert_eq!(layout.span("a").expect("a"), Span { offset: 32, len: 3 });
-        assert_eq!(layout.span("z").expect("z"), Span { offset: 40, len: 8 });
-        assert_eq!((layout.trained, layout.span("unused").expect("unused").offset, layout.len), (48, 48, 56));
-        assert_eq!((layout.name_at(18), layout.name_at(36), layout.name_at(34)), (Some("k"), None, Some("a")));
+        assert_eq!(layout.span("a").expect("a"), Span { offset: 128, len: 3 });
+        assert_eq!(layout.span("z").expect("z"), Span { offset: 256, len: 8 });
+        assert_eq!((layout.trained, layout.span("unused").expect("unused").offset, layout.len), (384, 384, 512));
+        assert_eq!((layout.name_at(18), layout.name_at(132), layout.name_at(130)), (Some("k"), None, Some("a")));
         let uneven = [("q", 5, true), ("k", 5, true)];
         assert_eq!(FlatLayout::new(uneven.into_iter(), &group).expect_err("a gap").code, "width_not_supported");
         assert!(FlatLayout::new([("q", 8, true)].into_iter(), &group).is_err(), "k is missing");

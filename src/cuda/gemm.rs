@@ -9,19 +9,27 @@ use crate::{Error, Exit, Result};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Scratch space for the library; 32 MiB is what NVIDIA advises for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
+/// Algorithms of the library that are looked at.
+const MOST: usize = 8;
+
 /// Which of the three products of a Linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Product {
-    /// y [n, out] = x [n, in] W^T (+ bias)
-    Forward { bias: bool },
+    /// y [n, out] = x [n, in] W^T + bias
+    Forward,
+    /// gelu of the same; its argument is kept too, or not
+    ForwardGelu { kept: bool },
     /// dx [n, in] = dy [n, out] W
     Input,
+    /// The same times gelu' of what the input was made from
+    InputGelu,
     /// dx [n, in] f32 += dy [n, out] W
     InputSum,
     /// dW [out, in] f32 += dy^T x
@@ -37,6 +45,15 @@ struct Shape {
     /// Elements from one row to the next of x (or dx) and of y (or dy).
     x_stride: usize,
     y_stride: usize,
+}
+
+/// Addresses that an epilogue reads or writes; 0 where it has none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extra {
+    /// [out]
+    bias: u64,
+    /// What gelu is taken of, as large as the result.
+    argument: u64,
 }
 
 /// A row-major matrix inside a wider one.
@@ -144,15 +161,51 @@ impl Gemm {
         &self,
         x: Rows<Operand>,
         weight: Slice<Operand>,
-        bias: Option<Slice<Operand>>,
+        bias: Slice<Operand>,
         y: Rows<Operand>,
         n: usize,
         inputs: usize,
         outputs: usize,
     ) -> Result<()> {
-        let product = Product::Forward { bias: bias.is_some() };
-        let shape = Shape { product, n, inputs, outputs, x_stride: x.stride, y_stride: y.stride };
-        self.run(shape, weight.address(), x.data.address(), y.data.address(), bias.map(|bias| bias.address()))
+        let shape = Shape { product: Product::Forward, n, inputs, outputs, x_stride: x.stride, y_stride: y.stride };
+        let extra = Extra { bias: bias.address(), argument: 0 };
+        self.run(shape, weight.address(), x.data.address(), y.data.address(), extra)
+    }
+
+    /// y [n, out] = gelu(x [n, in] W^T + bias), and its argument if there is room for it.
+    #[allow(clippy::too_many_arguments)]
+    pub fn forward_gelu(
+        &self,
+        x: Slice<Operand>,
+        weight: Slice<Operand>,
+        bias: Slice<Operand>,
+        argument: Option<Slice<Operand>>,
+        y: Slice<Operand>,
+        n: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<()> {
+        let product = Product::ForwardGelu { kept: argument.is_some() };
+        let shape = Shape { product, n, inputs, outputs, x_stride: inputs, y_stride: outputs };
+        let extra = Extra { bias: bias.address(), argument: argument.map_or(0, |argument| argument.address()) };
+        self.run(shape, weight.address(), x.address(), y.address(), extra)
+    }
+
+    /// du [n, in] = dy [n, out] W gelu'(u).
+    #[allow(clippy::too_many_arguments)]
+    pub fn input_gradient_gelu(
+        &self,
+        dy: Slice<Operand>,
+        weight: Slice<Operand>,
+        argument: Slice<Operand>,
+        du: Slice<Operand>,
+        n: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<()> {
+        let shape = Shape { product: Product::InputGelu, n, inputs, outputs, x_stride: inputs, y_stride: outputs };
+        let extra = Extra { bias: 0, argument: argument.address() };
+        self.run(shape, weight.address(), dy.address(), du.address(), extra)
     }
 
     /// dx [n, in] = dy [n, out] W.
@@ -166,7 +219,7 @@ impl Gemm {
         outputs: usize,
     ) -> Result<()> {
         let shape = Shape { product: Product::Input, n, inputs, outputs, x_stride: dx.stride, y_stride: dy.stride };
-        self.run(shape, weight.address(), dy.data.address(), dx.data.address(), None)
+        self.run(shape, weight.address(), dy.data.address(), dx.data.address(), Extra::default())
     }
 
     /// dx [n, in] += dy [n, out] W, in f32.
@@ -180,7 +233,7 @@ impl Gemm {
         outputs: usize,
     ) -> Result<()> {
         let shape = Shape { product: Product::InputSum, n, inputs, outputs, x_stride: dx.stride, y_stride: dy.stride };
-        self.run(shape, weight.address(), dy.data.address(), dx.data.address(), None)
+        self.run(shape, weight.address(), dy.data.address(), dx.data.address(), Extra::default())
     }
 
     /// dW [out, in] += dy^T x, in f32.
@@ -194,30 +247,39 @@ impl Gemm {
         outputs: usize,
     ) -> Result<()> {
         let shape = Shape { product: Product::Weight, n, inputs, outputs, x_stride: x.stride, y_stride: dy.stride };
-        self.run(shape, x.data.address(), dy.data.address(), gradient.address(), None)
+        self.run(shape, x.data.address(), dy.data.address(), gradient.address(), Extra::default())
     }
 
-    fn run(&self, shape: Shape, a: u64, b: u64, result: u64, bias: Option<u64>) -> Result<()> {
+    fn run(&self, shape: Shape, a: u64, b: u64, result: u64, extra: Extra) -> Result<()> {
         let Some(library) = &self.device else { return Ok(()) };
         if shape.n == 0 {
             return Ok(());
         }
-        library.run(shape, self.operand, a, b, result, bias)
+        library.run(shape, self.operand, a, b, result, extra)
     }
 }
 
 impl Library {
-    fn run(&self, shape: Shape, operand: sys::cudaDataType, a: u64, b: u64, out: u64, bias: Option<u64>) -> Result<()> {
+    fn run(&self, shape: Shape, operand: sys::cudaDataType, a: u64, b: u64, out: u64, extra: Extra) -> Result<()> {
         let mut plans = self.algorithms.lock().unwrap_or_else(PoisonError::into_inner);
-        if !plans.contains_key(&shape) {
-            plans.insert(shape, self.plan(shape, operand)?);
-        }
-        let Some(plan) = plans.get(&shape) else { return Err(Error::crash("a plan vanished")) };
+        let plan = match plans.entry(shape) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.plan(shape, operand, preferred(&shape))?),
+        };
+        self.multiply(plan, shape, a, b, out, extra)
+    }
+
+    fn multiply(&self, plan: &Plan, shape: Shape, a: u64, b: u64, out: u64, extra: Extra) -> Result<()> {
         let failed = |what: &str| failed(format!("{what} of {shape:?}"));
-        if let Some(bias) = bias {
-            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            // SAFETY: the attribute is a pointer, and `bias` is one.
-            unsafe { set(plan.description, attribute, &bias) }.map_err(failed("the bias"))?;
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        for (attribute, address) in [
+            (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, extra.bias),
+            (Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, extra.argument),
+        ] {
+            if address != 0 {
+                // SAFETY: both attributes are pointers, and so is an address.
+                unsafe { set(plan.description, attribute, &address) }.map_err(failed("the epilogue"))?;
+            }
         }
         let (one, beta) = (1f32, f32::from(u8::from(shape.sums())));
         let pointer = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
@@ -247,7 +309,8 @@ impl Library {
         .map_err(failed("the matrix product"))
     }
 
-    fn plan(&self, shape: Shape, operand: sys::cudaDataType) -> Result<Plan> {
+    /// Descriptors and the library's algorithm number `choice`, or its first if there are fewer.
+    fn plan(&self, shape: Shape, operand: sys::cudaDataType, choice: usize) -> Result<Plan> {
         let failed = |what: &str| failed(format!("{what} of {shape:?}"));
         let wide = sys::cudaDataType_t::CUDA_R_32F;
         let description = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, wide)
@@ -261,8 +324,8 @@ impl Library {
         let x = |dtype| layout(dtype, inputs, n, x_stride);
         let y = || layout(operand, outputs, n, y_stride);
         let (transposed, layouts) = match shape.product {
-            Product::Forward { .. } => ([true, false], [weight()?, x(operand)?, y()?]),
-            Product::Input => ([false, false], [weight()?, y()?, x(operand)?]),
+            Product::Forward | Product::ForwardGelu { .. } => ([true, false], [weight()?, x(operand)?, y()?]),
+            Product::Input | Product::InputGelu => ([false, false], [weight()?, y()?, x(operand)?]),
             Product::InputSum => ([false, false], [weight()?, y()?, x(wide)?]),
             Product::Weight => ([false, true], [x(operand)?, y()?, layout(wide, inputs, outputs, inputs)?]),
         };
@@ -274,8 +337,15 @@ impl Library {
             // SAFETY: the attribute is an i32.
             unsafe { set(description, attribute, &operation) }.map_err(failed("the transposition"))?;
         }
-        if shape.product == (Product::Forward { bias: true }) {
-            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+        use sys::cublasLtEpilogue_t as Epilogue;
+        let (epilogue, argument_stride) = match shape.product {
+            Product::Forward => (Some(Epilogue::CUBLASLT_EPILOGUE_BIAS), None),
+            Product::ForwardGelu { kept: false } => (Some(Epilogue::CUBLASLT_EPILOGUE_GELU_BIAS), None),
+            Product::ForwardGelu { kept: true } => (Some(Epilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS), Some(outputs)),
+            Product::InputGelu => (Some(Epilogue::CUBLASLT_EPILOGUE_DGELU), Some(inputs)),
+            Product::Input | Product::InputSum | Product::Weight => (None, None),
+        };
+        if let Some(epilogue) = epilogue {
             // SAFETY: the attributes are such an enum and such a type.
             unsafe {
                 set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)
@@ -283,8 +353,21 @@ impl Library {
             }
             .map_err(failed("the epilogue"))?;
         }
+        if let Some(stride) = argument_stride {
+            let stride = stride as i64;
+            // SAFETY: the attributes are a distance of i64 and such a type.
+            unsafe {
+                set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride)
+                    .and_then(|()| set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, &operand))
+            }
+            .map_err(failed("the epilogue"))?;
+        }
         let preference = result::create_matmul_pref().map_err(failed("the preference"))?;
-        // SAFETY: the attribute is a size in bytes; the preference and all layouts were made above.
+        // SAFETY: integers and a float, for which zeros are values; those read below are written by the library.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; MOST] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        // SAFETY: the attribute is a size in bytes; the preference and all layouts were made above, and `found` has room
+        // for as many results as are asked for.
         let heuristic = unsafe {
             result::set_matmul_pref_attribute(
                 preference,
@@ -294,13 +377,120 @@ impl Library {
             )
             .and_then(|()| {
                 let [a, b, out] = layouts;
-                result::get_matmul_algo_heuristic(self.handle, description, a, b, out, out, preference)
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    self.handle,
+                    description,
+                    a,
+                    b,
+                    out,
+                    out,
+                    preference,
+                    choice as i32 + 1,
+                    found.as_mut_ptr(),
+                    &mut count,
+                )
+                .result()
             })
         };
         // SAFETY: made above, used by nothing any more.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
-        let algorithm = heuristic.map_err(failed("no algorithm"))?.algo;
-        Ok(Plan { description, layouts, algorithm })
+        heuristic.map_err(failed("no algorithm"))?;
+        let usable = |result: &&sys::cublasLtMatmulHeuristicResult_t| result.state.result().is_ok();
+        let chosen = found.iter().take(count as usize).filter(usable).nth(choice);
+        let first = found.iter().take(count as usize).find(usable);
+        match chosen.or(first) {
+            Some(result) => Ok(Plan { description, layouts, algorithm: result.algo }),
+            None => {
+                let error =
+                    Error::new(Exit::Unavailable, "cublas_error", format!("cuBLASLt has no algorithm for {shape:?}"));
+                Err(error.hint("update cuBLAS, or take other sizes"))
+            }
+        }
+    }
+}
+
+/// Which of the library's proposals to take. Its first is not always the fastest; what is here was measured with
+/// `lbva-tui bench gemm` on an H200, and is fixed, because a choice by timing would make two runs of one seed differ.
+fn preferred(shape: &Shape) -> usize {
+    if shape.n < 4096 || shape.inputs.min(shape.outputs) < 2048 {
+        return 0;
+    }
+    match shape.product {
+        Product::ForwardGelu { kept: true } => 4,
+        Product::ForwardGelu { kept: false } => 1,
+        Product::InputGelu => 6,
+        Product::Weight if shape.inputs > shape.outputs => 6,
+        _ => 0,
+    }
+}
+
+/// One algorithm's speed.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct AlgorithmTime {
+    pub product: String,
+    pub inputs: usize,
+    pub outputs: usize,
+    /// Place among the library's proposals.
+    pub choice: usize,
+    pub ms: f64,
+    pub tflops: f64,
+}
+
+impl Gemm {
+    /// Times the library's proposals for the products of a Linear layer with `n` rows. `x`, `y` and `w` hold `n` rows of
+    /// inputs and outputs and the weights; `wide` an f32 gradient of these,
+    /// `spare` as much as the larger of x and y.
+    pub fn time_algorithms(
+        &self,
+        (inputs, outputs, n): (usize, usize, usize),
+        x: Slice<Operand>,
+        y: Slice<Operand>,
+        w: Slice<Operand>,
+        wide: Slice<f32>,
+        spare: Slice<Operand>,
+    ) -> Result<Vec<AlgorithmTime>> {
+        let Some(library) = &self.device else { return Ok(Vec::new()) };
+        let mut times = Vec::new();
+        let mut products = vec![Product::Forward, Product::Input, Product::Weight];
+        if outputs > inputs {
+            products.extend([Product::ForwardGelu { kept: false }, Product::ForwardGelu { kept: true }]);
+        }
+        if inputs > outputs {
+            products.push(Product::InputGelu);
+        }
+        for product in products {
+            let shape = Shape { product, n, inputs, outputs, x_stride: inputs, y_stride: outputs };
+            let (a, b, out) = match product {
+                Product::Forward | Product::ForwardGelu { .. } => (w, x.address(), y.address()),
+                Product::Input | Product::InputGelu | Product::InputSum => (w, y.address(), x.address()),
+                Product::Weight => (x, y.address(), wide.address()),
+            };
+            let (bias, argument) = match product {
+                Product::Forward | Product::ForwardGelu { kept: false } => (w.address(), 0),
+                Product::ForwardGelu { kept: true } => (w.address(), spare.address()),
+                Product::InputGelu => (0, spare.address()),
+                Product::Input | Product::InputSum | Product::Weight => (0, 0),
+            };
+            let extra = Extra { bias, argument };
+            for choice in 0..MOST {
+                let plan = library.plan(shape, self.operand, choice)?;
+                let mut spans = Vec::new();
+                for _ in 0..4 {
+                    let mark = |error| super::launch::device_error(error, "timing a product");
+                    let flags = cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+                    let begin = library.stream.record_event(Some(flags)).map_err(mark)?;
+                    library.multiply(&plan, shape, a.address(), b, out, extra)?;
+                    let end = library.stream.record_event(Some(flags)).map_err(mark)?;
+                    spans.push(f64::from(begin.elapsed_ms(&end).map_err(mark)?));
+                }
+                plan.destroy();
+                spans.sort_by(f64::total_cmp);
+                let ms = spans[spans.len() / 2];
+                let tflops = 2.0 * (n * inputs) as f64 * outputs as f64 / ms / 1e9;
+                times.push(AlgorithmTime { product: format!("{product:?}"), inputs, outputs, choice, ms, tflops });
+            }
+        }
+        Ok(times)
     }
 }
 

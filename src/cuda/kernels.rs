@@ -11,6 +11,8 @@ mod images {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
 
+pub(super) use images::NORM_MODULATE_PTX;
+
 /// Loaded modules, and the functions found in them so far.
 #[derive(Debug)]
 pub(crate) struct Kernels {

@@ -12,12 +12,17 @@ mod device;
 mod engine;
 mod flat;
 mod gemm;
+mod islands;
 mod kernels;
 mod launch;
 mod memory;
 mod ops;
+mod optimizer;
 mod trunk;
+mod verify;
 
-pub(crate) use bench::{TrunkBench, TrunkFigures, trunk};
+pub(crate) use bench::{TrunkBench, TrunkFigures, gemm as gemm_times, trunk};
 pub(crate) use device::{Gpu, find, list};
 pub(crate) use engine::Engine;
+pub(crate) use islands::norm_modulate;
+pub(crate) use verify::kernels as verify_kernels;

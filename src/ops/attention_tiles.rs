@@ -66,7 +66,7 @@ impl AttentionPlan {
             while self.groups().get(first_group).is_some_and(|group| group.queries.end as usize <= rows.start) {
                 first_group += 1;
             }
-            let mut reach = usize::MAX..0;
+            let (mut first, mut end) = (usize::MAX, 0);
             for group in
                 self.groups()[first_group..].iter().take_while(|group| (group.queries.start as usize) < rows.end)
             {
@@ -74,7 +74,7 @@ impl AttentionPlan {
                 for keys in group.intervals() {
                     let met = keys.start / tile_keys..keys.end.div_ceil(tile_keys);
                     let full = keys.start.div_ceil(tile_keys)..keys.end / tile_keys;
-                    reach = reach.start.min(met.start)..reach.end.max(met.end);
+                    (first, end) = (first.min(met.start), end.max(met.end));
                     touched[met.start] += count as i32;
                     touched[met.end] -= count as i32;
                     if full.start < full.end {
@@ -83,11 +83,11 @@ impl AttentionPlan {
                     }
                 }
             }
-            if reach.start >= reach.end {
+            if first >= end {
                 continue;
             }
             let (mut touching, mut seeing) = (0, 0);
-            for key_tile in reach.clone() {
+            for key_tile in first..end {
                 touching += touched[key_tile];
                 seeing += whole[key_tile];
                 if touching > 0 {
@@ -95,8 +95,8 @@ impl AttentionPlan {
                     list.push((key_tile as i32) << 1 | i32::from(partial));
                 }
             }
-            touched[reach.start..=reach.end].fill(0);
-            whole[reach.start..=reach.end].fill(0);
+            touched[first..=end].fill(0);
+            whole[first..=end].fill(0);
         }
         TileLists::new(lists)
     }

@@ -17,9 +17,20 @@ pub fn norm_modulate(x_bld: &Tensor, shift_brd: &Tensor, scale_brd: &Tensor, row
         on_cpu(
             x,
             |x| x.apply_op3(&shift, &scale, NormModulate { rows: rows.clone(), offset: 1.0, eps }),
-            |x| reference::norm_modulate(x, &shift, &scale, rows, eps),
+            |x| on_gpu(x, &shift, &scale, rows, eps),
         )
     })
+}
+
+/// A kernel where there is one for these rows, and the composed form.
+fn on_gpu(x: &Tensor, shift: &Tensor, scale: &Tensor, rows: &Rows, eps: f64) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if rows.are_even()
+        && let Some(y) = crate::cuda::norm_modulate(x, shift, scale, eps)?
+    {
+        return Ok(y);
+    }
+    reference::norm_modulate(x, shift, scale, rows, eps)
 }
 
 /// LN(x) w + b: x [B, L, D]; w, b [D].

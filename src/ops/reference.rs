@@ -102,9 +102,9 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
 fn expand(rows_brd: &Tensor, rows: &Rows) -> Result<Tensor> {
     let (batch, count, width) = rows_brd.dims3()?;
     let tokens = rows.of_token.len();
-    let run = tokens / count.max(1);
     // Rows of equally many consecutive tokens are a broadcast, whose gradient is a plain sum; an index's is slow on a GPU.
-    if run * count == tokens && rows.of_token.iter().enumerate().all(|(token, &row)| row == token / run) {
+    if rows.are_even() {
+        let run = tokens / count;
         return rows_brd
             .unsqueeze(2)?
             .broadcast_as((batch, count, run, width))?

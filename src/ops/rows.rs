@@ -21,6 +21,13 @@ impl Rows {
         Self { of_token: Arc::new(of_token), count }
     }
 
+    /// Whether row r is read by tokens r L / R .. (r + 1) L / R: equally many, in order.
+    pub fn are_even(&self) -> bool {
+        let run = self.of_token.len() / self.count.max(1);
+        run * self.count == self.of_token.len()
+            && self.of_token.iter().enumerate().all(|(token, &row)| row == token / run)
+    }
+
     /// All tokens read row 0: an affine weight.
     pub fn single(tokens: usize) -> Self {
         Self { of_token: Arc::new(vec![0; tokens]), count: 1 }

@@ -17,8 +17,6 @@ const PHASE_LOG_INTERVAL_MS: u64 = 5000;
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     pub view: RunView,
-    /// Saves as reported, to join with the folders on disk.
-    pub saves: Vec<SaveView>,
     /// The worker of this attempt said that it saw a wish to stop.
     pub stop_announced: bool,
     /// Lines ever logged, those no longer kept included.
@@ -41,7 +39,7 @@ impl Assembler {
     /// An attempt that has no first event (yet, or lost): shown from what its folder tells. A later first event replaces it.
     pub fn assume_attempt(&mut self, started: AttemptStarted, started_ms: u64) {
         if !self.has_attempt() {
-            self.view.attempts.push(AttemptView { started, started_ms, ended: None });
+            self.view.attempts.push(AttemptView { started, started_ms, ended: None, first_step_ms: None });
         }
     }
 
@@ -62,6 +60,9 @@ impl Assembler {
         series.memory_bytes.push(columns.memory_bytes);
         series.padding_waste.push(columns.padding_waste);
         self.view.phase = None;
+        if let Some(attempt) = self.view.attempts.last_mut() {
+            attempt.first_step_ms.get_or_insert(columns.time_ms);
+        }
         self.touch(columns.time_ms);
         if logged && columns.time_ms.saturating_sub(self.last_step_log_ms) >= STEP_LOG_INTERVAL_MS {
             self.last_step_log_ms = columns.time_ms;
@@ -81,11 +82,14 @@ impl Assembler {
             Event::AttemptStarted(mut started) => {
                 started.attempt = self.attempt;
                 let (number, pid, start_step) = (self.attempt, started.pid, started.start_step);
-                let device = format!("{} on host {}", started.device, started.host);
+                let mut device = format!("{} on host {}", started.device, started.host);
+                if let Some(job) = &started.job {
+                    device += &format!(", job {} on {}, restart {}", job.id, job.node, job.restart);
+                }
                 if self.has_attempt() {
                     self.view.attempts.pop();
                 }
-                self.view.attempts.push(AttemptView { started, started_ms: time_ms, ended: None });
+                self.view.attempts.push(AttemptView { started, started_ms: time_ms, ended: None, first_step_ms: None });
                 self.supersede_from(start_step + 1);
                 self.log(
                     time_ms,
@@ -137,8 +141,9 @@ impl Assembler {
                 self.log(time_ms, Level::Info, text);
             }
             Event::Checkpoint { step, bytes, ms, blocked_ms } => {
-                self.saves.retain(|save| save.step != step);
-                self.saves.push(SaveView { step, bytes, ms, time_ms });
+                let attempt = self.attempt;
+                let blocked = blocked_ms.unwrap_or(ms);
+                self.view.saves.push(SaveView { step, bytes, ms, blocked_ms: blocked, attempt, time_ms });
                 let seconds = decimals(ms / 1000.0, 1, " s");
                 let mut text = format!("saved step {step}: {:.1} MB in {seconds}", bytes as f64 / 1e6);
                 if let Some(blocked_ms) = blocked_ms {

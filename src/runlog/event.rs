@@ -74,6 +74,20 @@ pub struct AttemptStarted {
     /// `cpu`, `cuda:0`, ...
     pub device: String,
     pub threads: usize,
+    /// The job that the worker is part of; absent outside Slurm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobIdentity>,
+}
+
+/// Which start of which job an attempt is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobIdentity {
+    /// The number stays the same when a job is requeued.
+    pub id: u64,
+    /// How often it was requeued before.
+    pub restart: u32,
+    /// Slurm's name of the node.
+    pub node: String,
 }
 
 /// What a worker does when it is not stepping.
@@ -142,9 +156,32 @@ pub struct StepEvent {
     /// How the episodes of the step were packed; absent for clips of one length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packing: Option<PackingStep>,
+    /// Where the step's time went on a device with a clock of its own; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<StepTimes>,
     /// All steps of the run so far, this one included; absent in logs of a time when it was not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
+}
+
+/// A step's time on its device, ms, all micro-steps together; waiting for data is in [`StepEvent::data_ms`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// Embedders, forward and backward.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub front_ms: f64,
+    /// Blocks, forward and backward, what they recompute included.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub trunk_ms: f64,
+    /// Heads and losses, forward and backward.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub back_ms: f64,
+    #[serde(deserialize_with = "nan_if_null")]
+    pub update_ms: f64,
+    /// FLOP of the model, forward and backward without recomputation, over the time of the passes and what the device
+    /// could do in bf16 meanwhile, 0..=1; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
 }
 
 /// What a run's steps add up to, by their learning rate. A step is at full rate once no warm-up, neither the schedule's

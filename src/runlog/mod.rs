@@ -22,7 +22,7 @@ pub use identity::{Difference, Recorded, check_binding, differences};
 pub use paths::*;
 pub use process::{ProcessIdentity, host_name};
 pub use reader::{RunReader, poll_all};
-pub use state::PREEMPTED;
+pub use state::{PREEMPTED, SaveCost, percentile_95};
 pub use view::*;
 pub use watch::{Changed, Watcher};
 pub use writer::*;

@@ -62,6 +62,17 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
         }
         scan.literal(b"}")?;
     }
+    if scan.literal(b",\"times\":{\"front_ms\":").is_some() {
+        scan.skip_number()?;
+        for key in [&b",\"trunk_ms\":"[..], b",\"back_ms\":", b",\"update_ms\":"] {
+            scan.literal(key)?;
+            scan.skip_number()?;
+        }
+        if scan.literal(b",\"mfu\":").is_some() {
+            scan.skip_number()?;
+        }
+        scan.literal(b"}")?;
+    }
     if scan.literal(b",\"work\":{\"full_lr_steps\":").is_some() {
         scan.integer()?;
         scan.literal(b",\"full_lr_samples\":")?;
@@ -203,7 +214,7 @@ pub(super) fn any_line(bytes: &[u8]) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent, Work};
+    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent, StepTimes, Work};
     use proptest::prelude::*;
 
     prop_compose! {
@@ -214,6 +225,7 @@ mod tests {
             branch_norm in prop::option::of(-1e9..1e9f64),
             packing in prop::option::of((any::<[u64; 2]>(), any::<[f64; 3]>())),
             work in prop::option::of(any::<[u64; 3]>()),
+            times in prop::option::of((prop::array::uniform4(0.0..1e9f64), prop::option::of(0.0..1f64))),
         ) -> StepEvent {
             StepEvent {
                 step: counts[0],
@@ -240,6 +252,13 @@ mod tests {
                     frame_padding: numbers[0],
                     alignment_padding: numbers[1],
                     rank_imbalance: numbers[2],
+                }),
+                times: times.map(|([front_ms, trunk_ms, back_ms, update_ms], mfu)| StepTimes {
+                    front_ms,
+                    trunk_ms,
+                    back_ms,
+                    update_ms,
+                    mfu,
                 }),
                 work: work.map(|[full_lr_steps, full_lr_samples, warmup_steps]| Work {
                     full_lr_steps,

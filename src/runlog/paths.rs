@@ -111,6 +111,21 @@ impl RunDir {
     pub fn kill_record(&self) -> PathBuf {
         self.control().join("kill")
     }
+
+    /// Batch scripts, what became of them, and the output of the jobs.
+    pub fn slurm(&self) -> PathBuf {
+        self.root.join("slurm")
+    }
+
+    /// One submitted job a line.
+    pub fn submitted_jobs(&self) -> PathBuf {
+        self.slurm().join("jobs.jsonl")
+    }
+
+    /// The batch script of the `number`-th submission.
+    pub fn batch_script(&self, number: usize) -> PathBuf {
+        self.slurm().join(format!("job-{number:04}.sh"))
+    }
 }
 
 /// One attempt: `attempts/NNNN/`.
@@ -146,6 +161,11 @@ impl AttemptDir {
     /// [`AttemptRecord`](super::AttemptRecord).
     pub fn record(&self) -> PathBuf {
         self.root.join("attempt.json")
+    }
+
+    /// Copy of the batch script that it was started by, under Slurm.
+    pub fn batch_script(&self) -> PathBuf {
+        self.root.join("job.sh")
     }
 }
 

@@ -238,7 +238,7 @@ impl RunReader {
             // A file that does not parse (yet) is tried again.
             self.outcome_stamp = if self.outcome.is_some() { stamp } else { None };
         }
-        let stamp = (Stamp::at(&self.run.checkpoints()), self.assembler.saves.len());
+        let stamp = (Stamp::at(&self.run.checkpoints()), self.assembler.view.saves.len());
         if stamp != self.checkpoints_stamp {
             self.checkpoints_stamp = stamp;
             self.assembler.view.last_save = None;
@@ -250,13 +250,16 @@ impl RunReader {
                     step: checkpoint.step,
                     bytes: checkpoint.bytes(),
                     ms: f64::NAN,
+                    blocked_ms: f64::NAN,
+                    attempt: 0,
                     time_ms: manifest_ms,
                 });
             }
         }
         // The folder says that it is there; how long it took is only in the log, which may tell a moment later.
-        if let Some(save) = &mut self.assembler.view.last_save
-            && let Some(reported) = self.assembler.saves.iter().rev().find(|reported| reported.step == save.step)
+        let RunView { last_save, saves, .. } = &mut self.assembler.view;
+        if let Some(save) = last_save
+            && let Some(reported) = saves.iter().rev().find(|reported| reported.step == save.step)
         {
             *save = *reported;
         }
@@ -436,5 +439,6 @@ fn assumed_start(record: &AttemptRecord, before: Option<&AttemptStarted>, run: &
         parameters: before.map_or(0, |before| before.parameters),
         device: before.map_or_else(|| "unknown".to_owned(), |before| before.device.clone()),
         threads: before.map_or(0, |before| before.threads),
+        job: record.job.clone(),
     }
 }

@@ -1,7 +1,7 @@
 //! What the evidence in a [`RunView`] amounts to: the honest state with its reason in words, pace, and time to go.
 
 use super::event::{Outcome, Phase};
-use super::view::{AttemptView, Liveness, OutcomeView, RunState, RunView};
+use super::view::{AttemptView, Liveness, OutcomeView, RunState, RunView, SaveView};
 use crate::words::{duration, thousands};
 
 /// Steps whose median is the run's pace.
@@ -12,6 +12,17 @@ const STALL_STEPS: f64 = 5.0;
 const STALL_MINIMUM_MS: f64 = 30_000.0;
 /// An outcome `stopped` whose reason begins with this word was the system's doing, not a person's.
 pub const PREEMPTED: &str = "preempted";
+
+/// What saves cost, on average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SaveCost {
+    /// How long training stands still for one, ms.
+    pub blocked_ms: f64,
+    /// From its beginning until it is durable, ms.
+    pub durable_ms: f64,
+    /// Share of the newest attempt's whole time, from its first step, that went into them; NaN before its first save.
+    pub share: f64,
+}
 
 impl RunView {
     /// The newest attempt.
@@ -70,6 +81,32 @@ impl RunView {
             return Some(upper);
         }
         Some((f64::from(*times.get(middle.checked_sub(1)?)?) + upper) / 2.0)
+    }
+
+    /// What saves cost, over all that were measured; `None` before the first.
+    pub fn save_cost(&self) -> Option<SaveCost> {
+        let measured = || self.saves.iter().filter(|save| save.ms.is_finite() && save.blocked_ms.is_finite());
+        let mean = |of: fn(&SaveView) -> f64| measured().map(of).sum::<f64>() / measured().count() as f64;
+        let attempt = self.attempt()?;
+        let own: f64 = measured().filter(|it| it.attempt == attempt.started.attempt).map(|save| save.blocked_ms).sum();
+        let spent_ms = self.last_event_ms?.saturating_sub(attempt.first_step_ms?) as f64;
+        (measured().count() > 0).then(|| SaveCost {
+            blocked_ms: mean(|save| save.blocked_ms),
+            durable_ms: mean(|save| save.ms),
+            share: if own > 0.0 { own / spent_ms } else { f64::NAN },
+        })
+    }
+
+    /// Time from an attempt's start to the end of its first step, on average, ms.
+    pub fn startup_ms(&self) -> Option<f64> {
+        let took = |attempt: &AttemptView| attempt.first_step_ms?.checked_sub(attempt.started_ms);
+        let times: Vec<f64> = self.attempts.iter().filter_map(took).map(|ms| ms as f64).collect();
+        (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64)
+    }
+
+    /// Nearly the longest time that a save took until it was durable (95th percentile), ms; `None` before the first.
+    pub fn save_p95_ms(&self) -> Option<f64> {
+        percentile_95(self.saves.iter().map(|save| save.ms))
     }
 
     /// Time to the last step: the steps at the present pace, plus the validations and saves still due at the cost of
@@ -220,6 +257,14 @@ impl RunView {
     }
 }
 
+/// The 95th percentile of the finite values, or the largest of few; `None` of none.
+pub fn percentile_95(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * 95).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied()
+}
+
 /// `caching latents 312/720`.
 pub(super) fn progress(phase: Phase, done: u64, total: u64) -> String {
     let words = phase.words(total);
@@ -234,7 +279,7 @@ fn seconds(ms: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runlog::view::{PhaseView, SaveView, ValidationPoint};
+    use crate::runlog::view::{PhaseView, ValidationPoint};
     use crate::runlog::{AttemptStarted, ValidationEvent};
 
     const START_MS: u64 = 1_000_000;
@@ -255,8 +300,9 @@ mod tests {
                 parameters: 1,
                 device: "cpu".to_owned(),
                 threads: 1,
+                job: None,
             };
-            view.attempts.push(AttemptView { started, started_ms: START_MS, ended: None });
+            view.attempts.push(AttemptView { started, started_ms: START_MS, ended: None, first_step_ms: None });
             for step in 0..steps {
                 view.series.step.push(start_step + step + 1);
                 view.series.attempt.push(attempt);
@@ -276,6 +322,28 @@ mod tests {
 
     fn said(view: &RunView, silent_ms: u64) -> (RunState, String) {
         view.state(START_MS + silent_ms)
+    }
+
+    #[test]
+    fn saves_are_charged_to_the_whole_time_since_the_first_step() {
+        let mut run = view(&[(1, 0, 20), (2, 20, 20)], 100);
+        assert_eq!(run.save_cost(), None);
+        assert_eq!(run.startup_ms(), None);
+        run.attempts[0].first_step_ms = Some(START_MS + 9_000);
+        run.attempts[1].first_step_ms = Some(START_MS + 1_000);
+        run.last_event_ms = Some(START_MS + 101_000);
+        let save = |attempt, blocked_ms| SaveView { step: 10, bytes: 1, ms: 8000.0, blocked_ms, attempt, time_ms: 0 };
+        run.saves = vec![save(1, 1000.0), save(2, 2000.0), save(2, 3000.0), save(0, f64::NAN)];
+        let cost = run.save_cost().unwrap();
+        assert_eq!((cost.blocked_ms, cost.durable_ms, cost.share), (2000.0, 8000.0, 0.05));
+        assert_eq!(run.startup_ms(), Some(5000.0));
+    }
+
+    #[test]
+    fn a_percentile_of_few_is_the_largest() {
+        assert_eq!(percentile_95([f64::NAN].into_iter()), None);
+        assert_eq!(percentile_95([3.0, 1.0].into_iter()), Some(3.0));
+        assert_eq!(percentile_95((1..=100).map(f64::from)), Some(95.0));
     }
 
     #[test]
@@ -301,7 +369,8 @@ mod tests {
     fn the_time_to_go_counts_steps_validations_and_saves() {
         let mut run = view(&[(1, 0, 600)], 1200);
         assert_eq!(run.eta_ms(), Some(600.0 * 4096.0));
-        run.last_save = Some(SaveView { step: 500, bytes: 1, ms: 9000.0, time_ms: START_MS });
+        run.last_save =
+            Some(SaveView { step: 500, bytes: 1, ms: 9000.0, blocked_ms: 9000.0, attempt: 1, time_ms: START_MS });
         // Saves at 1000 and at the end.
         assert_eq!(run.eta_ms(), Some(600.0 * 4096.0 + 2.0 * 9000.0));
         let event = ValidationEvent {
@@ -344,7 +413,8 @@ mod tests {
         // A save may take as long as it takes.
         let mut saving = view(&[(1, 0, 20)], 100);
         saving.phase = phase(Phase::Saving, 0, 1);
-        saving.last_save = Some(SaveView { step: 10, bytes: 1, ms: 60_000.0, time_ms: START_MS });
+        saving.last_save =
+            Some(SaveView { step: 10, bytes: 1, ms: 60_000.0, blocked_ms: 0.0, attempt: 1, time_ms: START_MS });
         assert_eq!(said(&saving, 119_000), (RunState::Running, "saving a checkpoint".to_owned()));
         assert_eq!(said(&saving, 121_000).0, RunState::Stalled);
     }
@@ -367,7 +437,8 @@ mod tests {
     fn an_outcome_is_believed_as_far_as_the_evidence_goes() {
         let end = |outcome, step, reason: &str, saved: bool| {
             let mut run = view(&[(1, 0, 20)], 100);
-            run.last_save = saved.then_some(SaveView { step, bytes: 1, ms: 1.0, time_ms: START_MS });
+            run.last_save =
+                saved.then_some(SaveView { step, bytes: 1, ms: 1.0, blocked_ms: 1.0, attempt: 1, time_ms: START_MS });
             run.outcome = Some(OutcomeView { outcome, reason: reason.to_owned(), exit_code: 0, step });
             said(&run, 0)
         };

@@ -16,6 +16,8 @@ pub struct RunView {
     pub validations: Vec<ValidationPoint>,
     /// Latest checkpoint that is complete.
     pub last_save: Option<SaveView>,
+    /// Every save that was reported, whether or not it is still on disk, in order.
+    pub saves: Vec<SaveView>,
     /// Where the run went on although it was bound to something else, oldest first.
     pub changes: Vec<ChangeView>,
     /// Newest last, bounded.
@@ -51,6 +53,7 @@ impl Clone for RunView {
             series,
             validations,
             last_save,
+            saves,
             changes,
             log,
             phase,
@@ -67,6 +70,7 @@ impl Clone for RunView {
         self.series.clone_from(series);
         self.validations.clone_from(validations);
         self.last_save = *last_save;
+        self.saves.clone_from(saves);
         self.changes.clone_from(changes);
         self.log.clone_from(log);
         self.phase = *phase;
@@ -83,6 +87,8 @@ impl Clone for RunView {
 pub struct AttemptView {
     pub started: AttemptStarted,
     pub started_ms: u64,
+    /// When its first step was done.
+    pub first_step_ms: Option<u64>,
     /// How it ended by its own word; `None` while it runs, or if it died without one.
     pub ended: Option<(Outcome, String)>,
 }
@@ -101,7 +107,12 @@ pub struct PhaseView {
 pub struct SaveView {
     pub step: u64,
     pub bytes: u64,
+    /// From its beginning until it was durable.
     pub ms: f64,
+    /// How long training stood still for it.
+    pub blocked_ms: f64,
+    /// 0 if no log tells.
+    pub attempt: u32,
     pub time_ms: u64,
 }
 
@@ -213,6 +224,8 @@ impl Series {
 pub enum RunState {
     /// No attempt has started.
     Waiting,
+    /// Its job waits for a machine, for the first time or again.
+    Queued,
     /// Alive, before its first step of this attempt.
     Starting,
     Running,
@@ -234,6 +247,7 @@ impl RunState {
     pub fn word(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
+            Self::Queued => "queued",
             Self::Starting => "starting",
             Self::Running => "running",
             Self::Stalled => "stalled",

@@ -1,7 +1,7 @@
 //! The worker's side of the run directory: one writer a run, one attempt a process.
 
 use super::checkpoints::CheckpointStore;
-use super::event::{AttemptStarted, ClipMetrics, EVENT_VERSION, Event, EventLine, Level, Outcome};
+use super::event::{AttemptStarted, ClipMetrics, EVENT_VERSION, Event, EventLine, JobIdentity, Level, Outcome};
 use super::identity::{Difference, Recorded, check_binding, compare_identity, put_record, retire};
 use super::paths::{AttemptDir, RunDir};
 use super::process::ProcessIdentity;
@@ -31,6 +31,8 @@ pub struct NewAttempt {
     pub parameters: u64,
     pub device: String,
     pub threads: usize,
+    /// The job that this process is part of, under Slurm.
+    pub job: Option<JobIdentity>,
     pub command_line: Vec<String>,
     /// Version and commit of the program.
     pub code_version: String,
@@ -53,6 +55,8 @@ pub struct AttemptRecord {
     pub started_ms: u64,
     pub command_line: Vec<String>,
     pub code_version: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobIdentity>,
 }
 
 /// `outcome.json`.
@@ -78,6 +82,9 @@ pub struct StopRequest {
     pub attempt: Option<u32>,
     #[serde(default)]
     pub time_ms: u64,
+    /// The job is to be cancelled once the checkpoint is written: whoever asks does it, or the worker itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cancel_job: bool,
 }
 
 /// `control/kill`: this attempt was killed on request.
@@ -178,6 +185,7 @@ impl StopWatch {
             by: "stop file".to_owned(),
             attempt: None,
             time_ms: 0,
+            cancel_job: false,
         });
         request.attempt.is_none_or(|attempt| attempt == self.attempt).then_some(request)
     }
@@ -221,6 +229,7 @@ impl RunWriter {
             started_ms,
             command_line: new.command_line,
             code_version: new.code_version,
+            job: new.job.clone(),
         };
         let text = serde_json::to_vec_pretty(&record).map_err(|error| Error::crash(format!("attempt: {error}")))?;
         write_whole(&attempt.record(), &text)?;
@@ -238,6 +247,7 @@ impl RunWriter {
             parameters: new.parameters,
             device: new.device,
             threads: new.threads,
+            job: new.job,
         }))?;
         writer.bind_arm_yaml(recorded, &new.arm_yaml)?;
         writer.events.sync()?;
@@ -341,6 +351,12 @@ impl RunWriter {
     /// A stop request for this attempt, if one lies in `control/`.
     pub fn stop_requested(&self) -> Option<StopRequest> {
         self.stop_watch().requested()
+    }
+
+    /// Who asked for this attempt's end at once, if anybody did.
+    pub fn kill_requested(&self) -> Option<String> {
+        let record: KillRecord = serde_json::from_slice(&std::fs::read(self.run().kill_record()).ok()?).ok()?;
+        (record.attempt == self.attempt.number()).then_some(record.by)
     }
 
     /// The same question for code that does not hold the writer.

@@ -76,12 +76,15 @@ impl Snapshot {
     }
 }
 
+/// The optimizer's tensors by name: `first.<name>`, `second.<name>`, and `master.<name>` of weights that are no f32.
+pub type Moments = BTreeMap<String, Tensor>;
+
 /// Reads a complete checkpoint back: parameters, the optimizer's tensors and position. `bind` turns its weights into the
 /// model's parameters. Where it holds weights alone there are no such tensors, and the position says that moments begin.
 pub fn read(
     checkpoint: &Checkpoint,
     bind: impl FnOnce(BTreeMap<String, Tensor>) -> Result<Parameters>,
-) -> Result<(Parameters, Option<BTreeMap<String, Tensor>>, TrainerState)> {
+) -> Result<(Parameters, Option<Moments>, TrainerState)> {
     let parameters = bind(load(&checkpoint.path.join(WEIGHTS))?)?;
     let path = checkpoint.path.join(TRAINER);
     let text = std::fs::read(&path).map_err(|error| unreadable(&path, &error))?;

@@ -5,7 +5,7 @@
 
 use super::Losses;
 use super::checkpoint::{Snapshot, TrainerState};
-use super::gradients::{self, Timing};
+use super::gradients::{self, DeviceTimes, Timing};
 use super::memory;
 use super::optimizer::{AdamW, GradientSum};
 use crate::config::{DeviceChoice, PrecisionConfig, TrainConfig};
@@ -46,6 +46,8 @@ pub struct MicroStep {
     /// Detached.
     pub losses: Losses,
     pub timing: Timing,
+    /// By the device's own clock, if it has one.
+    pub device: Option<DeviceTimes>,
 }
 
 /// What an engine is made for.
@@ -98,16 +100,26 @@ impl Engine {
         Ok(Self(On::Cpu(Box::new(Cpu::new(parameters, optimizer, spec.train)))))
     }
 
-    /// An engine that goes on from a checkpoint: parameters in their own dtype, and the optimizer's tensors.
-    pub fn resume(spec: &EngineSpec<'_>, parameters: Parameters, optimizer: &BTreeMap<String, Tensor>) -> Result<Self> {
+    /// An engine that goes on from a checkpoint: parameters in their own dtype, and the optimizer's tensors. Without
+    /// these the parameters are their own masters, and moments begin at zero.
+    pub fn resume(
+        spec: &EngineSpec<'_>,
+        parameters: Parameters,
+        optimizer: Option<&BTreeMap<String, Tensor>>,
+    ) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if let Some(gpu) = open_gpu(spec.device)? {
             let mut engine = cuda::Engine::new(gpu, spec.trunk, &parameters, spec.precision.params, true)?;
-            engine.load_optimizer(optimizer)?;
+            if let Some(tensors) = optimizer {
+                engine.load_optimizer(tensors)?;
+            }
             return Ok(Self(On::Cuda(Box::new(engine))));
         }
         refuse_gpu(spec.device)?;
-        let optimizer = AdamW::from_tensors(&parameters, optimizer)?;
+        let optimizer = match optimizer {
+            Some(tensors) => AdamW::from_tensors(&parameters, tensors)?,
+            None => AdamW::new(&parameters)?,
+        };
         Ok(Self(On::Cpu(Box::new(Cpu::new(parameters, optimizer, spec.train)))))
     }
 
@@ -143,7 +155,7 @@ impl Engine {
             #[cfg(feature = "cuda")]
             On::Cuda(engine) => {
                 let step = engine.micro_step(model, input, weight, loss)?;
-                Ok(MicroStep { losses: step.losses, timing: step.parts.timing() })
+                Ok(MicroStep { losses: step.losses, timing: step.times.timing(), device: Some(step.times) })
             }
         }
     }
@@ -219,7 +231,8 @@ impl Cpu {
         let adding = std::time::Instant::now();
         self.sums.add(&pass.gradients, weight as f32)?;
         let Timing { forward, backward } = pass.timing;
-        Ok(MicroStep { losses: pass.losses, timing: Timing { forward, backward: backward + adding.elapsed() } })
+        let timing = Timing { forward, backward: backward + adding.elapsed() };
+        Ok(MicroStep { losses: pass.losses, timing, device: None })
     }
 }
 

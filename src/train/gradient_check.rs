@@ -111,13 +111,18 @@ fn weights(specs: &[ParameterSpec], format: ParameterFormat) -> Result<Parameter
     Parameters::from_tensors(specs, tensors)
 }
 
+/// A model over parameters.
+type Bind<M> = Box<dyn Fn(&Parameters) -> Result<M>>;
+/// Losses of what a model put out.
+type Loss<O> = Box<dyn Fn(&O) -> candle_core::Result<Losses>>;
+
 /// What a family brings to the comparison.
 struct Case<M: Transformer> {
     specs: Vec<ParameterSpec>,
-    bind: Box<dyn Fn(&Parameters) -> Result<M>>,
+    bind: Bind<M>,
     /// The batch in a dtype.
     input: Box<dyn Fn(DType) -> Result<M::Input>>,
-    loss: Box<dyn Fn(&M::Output) -> candle_core::Result<Losses>>,
+    loss: Loss<M::Output>,
 }
 
 fn compare<M: Transformer>(

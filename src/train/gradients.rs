@@ -23,6 +23,31 @@ pub struct Timing {
     pub backward: Duration,
 }
 
+/// Parts of a pass by the clock of a device that runs behind its host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceTimes {
+    pub front: Duration,
+    pub trunk_forward: Duration,
+    /// Heads and losses, forward and backward.
+    pub back: Duration,
+    pub trunk_backward: Duration,
+    pub front_backward: Duration,
+    /// FLOP of forward and backward, without what is recomputed.
+    pub flop: f64,
+    /// FLOP a second that the device can do, if that is known.
+    pub peak: Option<f64>,
+}
+
+impl DeviceTimes {
+    /// Up to the loss and its gradient, and from there.
+    pub fn timing(&self) -> Timing {
+        Timing {
+            forward: self.front + self.trunk_forward + self.back,
+            backward: self.trunk_backward + self.front_backward,
+        }
+    }
+}
+
 /// What one forward and backward pass gives; output and losses are detached.
 #[derive(Clone, Debug)]
 pub struct Pass<O> {
@@ -123,7 +148,8 @@ fn collect(parameters: &Parameters, store: &GradStore, gradients: &mut Gradients
     Ok(())
 }
 
-fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
+/// Adds the gradients of variables that blocks share to their totals.
+pub(crate) fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) -> Result<()> {
     for (variable, total) in shared.iter().zip(totals) {
         if let Some(gradient) = store.get(variable) {
             *total = Some(match total.take() {
@@ -135,7 +161,8 @@ fn accumulate(store: &GradStore, shared: &[Var], totals: &mut [Option<Tensor>]) 
     Ok(())
 }
 
-fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
+/// The gradient of a block boundary, which an op that drops gradients would keep away.
+pub(crate) fn required(store: &GradStore, variable: &Var) -> Result<Tensor> {
     match store.get(variable) {
         Some(gradient) => Ok(gradient.clone()),
         None => candle_core::bail!("no gradient reached a block boundary: an op on the way drops it"),

@@ -2,12 +2,14 @@
 //!
 //! [`worker`] is the loop; `task` is what it asks of a model family, answered by [`xwam`] and [`lingbot`].
 
+mod attempts;
 mod checkpoint;
 pub mod engine;
 pub mod forecast;
 pub mod golden;
 pub mod gradient_check;
 pub mod gradients;
+mod leave;
 pub mod lingbot;
 mod loader;
 mod losses;

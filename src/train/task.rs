@@ -3,10 +3,11 @@
 //! The loop in [`worker`](super::worker) is written once; whatever differs between families stands behind this trait.
 
 use super::engine::Engine;
-use super::profile::MicroStepProfile;
+use super::gradients::DeviceTimes;
+use super::profile::{MicroStepProfile, milliseconds};
 use crate::data::Progress;
 use crate::model::{Parameters, TrunkShape};
-use crate::runlog::{ClipMetrics, PackingStep, ValidationEvent};
+use crate::runlog::{ClipMetrics, PackingStep, StepTimes, ValidationEvent};
 use crate::weights::Provenance;
 use crate::{Error, Result};
 use candle_core::Tensor;
@@ -80,6 +81,27 @@ pub(super) struct StepParts {
     /// How many of both are padding.
     pub padding: u64,
     pub packing: Option<PackingStep>,
+    /// By the device's clock, if it has one.
+    pub times: Option<StepTimes>,
+    /// FLOP of the passes, and what the device could have done in their time.
+    pub flop: [f64; 2],
+}
+
+impl StepParts {
+    /// Adds a pass's time on its device.
+    pub fn add_times(&mut self, device: Option<&DeviceTimes>) {
+        let Some(device) = device else { return };
+        let times = self.times.get_or_insert_default();
+        let passes = [device.front + device.front_backward, device.trunk_forward + device.trunk_backward, device.back];
+        let [front, trunk, back] = passes.map(milliseconds);
+        times.front_ms += front;
+        times.trunk_ms += trunk;
+        times.back_ms += back;
+        self.flop[0] += device.flop;
+        self.flop[1] += device.peak.unwrap_or(f64::NAN) * (front + trunk + back) / 1e3;
+        let mfu = self.flop[0] / self.flop[1];
+        times.mfu = mfu.is_finite().then_some(mfu);
+    }
 }
 
 /// A finished validation point.

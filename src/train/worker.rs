@@ -4,9 +4,11 @@
 //! last complete step is written, and the attempt ends as `stopped` (exit 75). Whatever ends the attempt, a save that
 //! is under way is waited for and the outcome is on disk before the process leaves, unless the process is killed.
 
+use super::attempts::Past;
 use super::checkpoint::{self, TrainerState};
 use super::engine::{Engine, EngineSpec};
 use super::forecast;
+use super::leave::{Surroundings, Then};
 use super::measure::averages;
 use super::open::{Opening, open};
 use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
@@ -18,15 +20,16 @@ use crate::config::{Recipe, TrainConfig};
 use crate::data::{Progress, sha256_hex};
 use crate::model::{self, Parameters};
 use crate::runlog::{
-    Check, Checkpoint, Event, Level, NewAttempt, Outcome, Phase, Retention, RunDir, RunLock, RunWriter, StepEvent,
-    ValidationEvent,
+    Check, Checkpoint, Event, Level, NewAttempt, Outcome, Phase, Retention, RunDir, RunLock, RunReader, RunWriter,
+    StepEvent, StepTimes, ValidationEvent, now_ms,
 };
+use crate::slurm::InsideJob;
 use crate::{Error, Exit, Result};
 use candle_core::DType;
 use crossbeam_channel::RecvTimeoutError;
 use serde_json::{Map, Value};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -51,6 +54,10 @@ pub struct WorkerSpec {
     pub stop_after: Option<u64>,
     /// Nobody reads this process's output: it goes to the attempt's worker.log.
     pub detached: bool,
+    /// The job that this process is part of, under Slurm.
+    pub job: Option<InsideJob>,
+    /// Told in the log when the attempt begins.
+    pub warnings: Vec<String>,
     pub command_line: Vec<String>,
     pub code_version: String,
     /// Fields in which this attempt may differ from the run's record ([`crate::runlog::check_binding`]).
@@ -79,6 +86,8 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
     let resumed_from = latest.checkpoint.as_ref().map(|checkpoint| checkpoint.step);
     let start_step = resumed_from.unwrap_or(0);
     let recipe = &spec.recipe;
+    let job = spec.job.as_ref();
+    let past = past(&spec.run, job, start_step)?;
     let writer = RunWriter::begin_locked(
         lock,
         NewAttempt {
@@ -90,6 +99,7 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
             parameters: model::count(recipe).total(),
             device: "cpu".into(),
             threads: rayon::current_num_threads(),
+            job: job.map(|job| job.identity.clone()),
             command_line: spec.command_line.clone(),
             code_version: spec.code_version.clone(),
             arm_yaml: spec.recipe_text.clone(),
@@ -101,10 +111,19 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
         writer.capture_output()?;
     }
     store.set_aside_newer_than(resumed_from)?;
-    let mut journal = Journal { writer, observe };
+    if let Some(script) = job.and_then(|job| job.batch_script.as_deref()) {
+        keep_script(script, &writer.attempt().batch_script())?;
+    }
+    let mut journal = Journal { writer, observe, around: Surroundings { job, stop: &stop, past } };
     let mut step = start_step;
     // A bug must not leave a run without an outcome: to whoever watches, that is a death without a word.
     let result = catch_unwind(AssertUnwindSafe(|| {
+        for warning in &spec.warnings {
+            journal.message(Level::Warning, warning.as_str())?;
+        }
+        if let Some(warning) = journal.around.check_progress(start_step)? {
+            journal.message(Level::Warning, warning)?;
+        }
         for warning in &latest.warnings {
             journal.message(Level::Warning, format!("passed over a checkpoint: {warning}"))?;
         }
@@ -113,49 +132,65 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
     .unwrap_or_else(|_| Err(Error::crash("the trainer panicked; the place is in the attempt's worker.log")));
     // A stop that was heard before there was anything to save.
     let result = match result {
-        Err(error) if error.exit == Exit::Stopped => {
-            journal.emit(Event::StopRequested { by: error.what.clone() }).map(|()| Ended::StoppedEarly(error.what))
-        }
+        Err(error) if error.exit == Exit::Stopped => journal.leave_early(&error.what, start_step),
         other => other,
     };
-    let (outcome, exit, reason) = match &result {
-        Ok(Ended::Finished) => (Outcome::Finished, Exit::Done, format!("all {} steps done", recipe.train().steps)),
-        Ok(Ended::Stopped(by)) => (Outcome::Stopped, Exit::Stopped, format!("stopped by {by} with a checkpoint")),
-        Ok(Ended::StoppedEarly(by)) if start_step == 0 => {
-            let reason = format!("stopped by {by} before the first step; nothing to save yet, start again");
-            (Outcome::Stopped, Exit::Stopped, reason)
+    let (outcome, exit, mut reason, mut then, result) = match result {
+        Ok(Ended::Finished) => {
+            (Outcome::Finished, Exit::Done, format!("all {} steps done", recipe.train().steps), Then::Leave, Ok(()))
         }
-        Ok(Ended::StoppedEarly(by)) => {
-            let reason = format!("stopped by {by} before a new step; the checkpoint of step {start_step} stands");
-            (Outcome::Stopped, Exit::Stopped, reason)
+        Ok(Ended::Stopped { reason, then }) => (Outcome::Stopped, Exit::Stopped, reason, then, Ok(())),
+        Err(error) => {
+            let (error, then) = journal.around.failed(error);
+            (Outcome::Failed, error.exit, error.to_string(), then, Err(error))
         }
-        Err(error) => (Outcome::Failed, error.exit, error.to_string()),
     };
-    let recorded = journal.writer.finish(outcome, step, exit, &reason);
-    (journal.observe)(&Event::AttemptEnded { outcome, step, exit_code: exit.code(), reason });
+    reason += &journal.around.requeue(&mut then);
+    let Journal { writer, observe, around } = journal;
+    let recorded = writer.finish(outcome, step, exit, &reason);
+    observe(&Event::AttemptEnded { outcome, step, exit_code: exit.code(), reason });
+    around.linger(then);
     // The cause comes first: a full disk also keeps the outcome from being recorded.
     result?;
     recorded?;
     Ok(exit)
 }
 
+/// What the attempts before this one tell. Logs that cannot be read tell nothing, and keep no run from going on.
+fn past(run: &RunDir, job: Option<&InsideJob>, start_step: u64) -> Result<Past> {
+    let mut reader = RunReader::open(run.root());
+    reader.poll(now_ms())?;
+    Ok(Past::of(reader.view(), job.map(|job| job.identity.id), start_step))
+}
+
+/// Keeps the batch script beside the attempt that it started; one that is gone by now is no reason not to train.
+fn keep_script(script: &Path, kept: &Path) -> Result<()> {
+    std::fs::read(script).map_or(Ok(()), |text| crate::files::write_whole(kept, &text))
+}
+
 enum Ended {
     Finished,
-    Stopped(String),
-    /// While the work was prepared: there is no new step, and nothing was saved.
-    StoppedEarly(String),
+    /// Early: why, as the outcome says it, and what is to follow.
+    Stopped {
+        reason: String,
+        then: Then,
+    },
 }
 
 /// Records events and passes them on.
 struct Journal<'a> {
     writer: RunWriter,
     observe: &'a mut dyn FnMut(&Event),
+    around: Surroundings<'a>,
 }
 
 impl Journal<'_> {
     fn emit(&mut self, event: Event) -> Result<()> {
         self.writer.emit(event.clone())?;
         (self.observe)(&event);
+        if let Event::Checkpoint { ms, .. } = event {
+            self.around.past.save_ms.push(ms);
+        }
         Ok(())
     }
 
@@ -176,6 +211,17 @@ impl Journal<'_> {
     fn stop_requested(&self, stop: &StopFlag) -> Option<String> {
         let by_file = || self.writer.stop_requested().map(|request| request.by);
         stop.requested().map(str::to_owned).or_else(by_file)
+    }
+
+    /// A stop before the first new step: there is nothing to save.
+    fn leave_early(&mut self, by: &str, start_step: u64) -> Result<Ended> {
+        self.emit(Event::StopRequested { by: by.to_owned() })?;
+        let orders = self.around.orders(by, &self.writer);
+        let reason = match start_step {
+            0 => format!("{} before the first step; nothing to save yet, start again", orders.words),
+            _ => format!("{} before a new step; the checkpoint of step {start_step} stands", orders.words),
+        };
+        Ok(Ended::Stopped { reason, then: orders.then })
     }
 
     /// The error that ends preparations once somebody asked to stop.
@@ -222,17 +268,13 @@ fn train(
             journal.phase(Phase::Resuming, 0, 1)?;
             let (parameters, optimizer, position) = checkpoint::read(checkpoint, |weights| task.restore(weights))?;
             journal.message(Level::Info, format!("resumed from the checkpoint of step {}", position.step))?;
-            let engine = match optimizer {
-                Some(optimizer) => Engine::resume(&engine_spec, parameters, &optimizer)?,
-                None => {
-                    let updates = recipe.train().resume_warmup;
-                    let warning =
-                        format!("the checkpoint has no moments: the learning rate rises again over {updates} updates");
-                    journal.message(Level::Warning, warning)?;
-                    Engine::start(&engine_spec, parameters)?
-                }
-            };
-            (engine, position)
+            if optimizer.is_none() {
+                let updates = recipe.train().resume_warmup;
+                let warning =
+                    format!("the checkpoint has no moments: the learning rate rises again over {updates} updates");
+                journal.message(Level::Warning, warning)?;
+            }
+            (Engine::resume(&engine_spec, parameters, optimizer.as_ref())?, position)
         }
     };
     task.bind(engine.parameters())?;
@@ -282,12 +324,24 @@ impl State<'_> {
         self.saver.wait()?.map_or(Ok(()), |event| journal.emit(event))
     }
 
-    /// Leaves with a durable checkpoint of the last complete step.
-    fn stop(&mut self, by: String, journal: &mut Journal<'_>) -> Result<Ended> {
-        journal.emit(Event::StopRequested { by: by.clone() })?;
-        self.save(journal)?;
+    /// Leaves, with a durable checkpoint of the last complete step if there is time for it.
+    fn stop(&mut self, by: &str, journal: &mut Journal<'_>) -> Result<Ended> {
+        journal.emit(Event::StopRequested { by: by.to_owned() })?;
+        let orders = journal.around.orders(by, &journal.writer);
+        // A save that is under way is worth more than one that has not begun.
         self.settle(journal)?;
-        Ok(Ended::Stopped(by))
+        let reason = match journal.around.may_save(&orders) {
+            Ok(()) => {
+                self.save(journal)?;
+                self.settle(journal)?;
+                format!("{} with a checkpoint", orders.words)
+            }
+            Err(why) => {
+                journal.message(Level::Warning, format!("no checkpoint of step {}: {why}", self.completed))?;
+                format!("{} without a new checkpoint: {why}", orders.words)
+            }
+        };
+        Ok(Ended::Stopped { reason, then: orders.then })
     }
 }
 
@@ -302,7 +356,7 @@ fn advance(
 ) -> Result<Ended> {
     let recipe = &spec.recipe;
     if let Some(by) = fill_cache(spec, stop, journal, task)? {
-        return state.stop(by, journal);
+        return state.stop(&by, journal);
     }
     task.prepare_validation(&mut |done, total| {
         journal.go_on(stop)?;
@@ -310,10 +364,11 @@ fn advance(
     })?;
 
     let train = recipe.train();
+    let early_save = journal.around.past.first_save_after(train.save_every).map(|after| *state.completed + after);
     loop {
         let step = state.position.step;
         // Before the validation, which may take longer than all the steps between two saves.
-        if step > 0 && (step.is_multiple_of(train.save_every) || step == train.steps) {
+        if step > 0 && (step.is_multiple_of(train.save_every) || step == train.steps || Some(step) == early_save) {
             state.save(journal)?;
         }
         if validation_due(recipe, step)
@@ -330,7 +385,7 @@ fn advance(
                 }
                 None => {
                     let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
-                    return state.stop(by, journal);
+                    return state.stop(&by, journal);
                 }
             }
         }
@@ -338,7 +393,7 @@ fn advance(
             return Ok(Ended::Finished);
         }
         if spec.stop_after.is_some_and(|last| step >= last) {
-            return state.stop(format!("--stop-after {step}"), journal);
+            return state.stop(&format!("--stop-after {step}"), journal);
         }
         let interrupted = || journal.stop_requested(stop).is_some();
         match optimizer_step(task, state, recipe, &interrupted)? {
@@ -351,7 +406,7 @@ fn advance(
             }
             None => {
                 let by = journal.stop_requested(stop).unwrap_or_else(|| "request".into());
-                return state.stop(by, journal);
+                return state.stop(&by, journal);
             }
         }
         journal.saved(&mut state.saver)?;
@@ -532,9 +587,11 @@ fn optimizer_step(
     let lr = rate_at(train, moments_from, step);
     let updating = Instant::now();
     let grad_norm = engine.update(train, lr, step - moments_from)?;
+    let update_ms = milliseconds(updating.elapsed());
     if let Some(last) = micro_steps.last_mut() {
-        last.update_ms = Some(milliseconds(updating.elapsed()));
+        last.update_ms = Some(update_ms);
     }
+    let times = parts.times.map(|times| StepTimes { update_ms, ..times });
     let samples = recipe.samples_per_step() as u64;
     position.step = step;
     position.samples_seen += samples;
@@ -554,6 +611,7 @@ fn optimizer_step(
         memory: engine.memory()?,
         branch_norm: branch_norm(engine.parameters())?,
         packing: parts.packing,
+        times,
         work: Some(position.work),
     };
     Ok(Some((event, micro_steps)))

@@ -35,6 +35,7 @@ pub fn started(arm: &str, attempt: u32, start_step: u64, total_steps: u64) -> At
         parameters: 2_345_678,
         device: "cpu".into(),
         threads: 1,
+        job: None,
     }
 }
 
@@ -60,6 +61,7 @@ pub fn step_event(arm: u64, step: u64) -> StepEvent {
         },
         branch_norm: None,
         packing: None,
+        times: None,
         work: None,
     }
 }
@@ -110,14 +112,25 @@ pub fn log(run: &mut RunView, ago_ms: u64, level: Level, text: &str) {
 pub fn running(name: &str, arm: u64, step: u64, total: u64) -> RunView {
     let mut run =
         RunView { arm: name.into(), directory: format!("/experiments/demo/runs/{name}").into(), ..RunView::default() };
-    run.attempts.push(AttemptView { started: started(name, 1, 0, total), started_ms: NOW_MS - 900_000, ended: None });
+    run.attempts.push(AttemptView {
+        started: started(name, 1, 0, total),
+        started_ms: NOW_MS - 900_000,
+        ended: None,
+        first_step_ms: None,
+    });
     push_steps(&mut run, arm, 1, 1..=step);
     for point in (0..=step).step_by(100) {
         run.validations.push(ValidationPoint { attempt: 1, event: validation(arm, point) });
     }
     if step >= 100 {
-        run.last_save =
-            Some(SaveView { step: step / 100 * 100, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
+        run.last_save = Some(SaveView {
+            step: step / 100 * 100,
+            bytes: 29_000_000,
+            ms: 180.0,
+            blocked_ms: 20.0,
+            attempt: 1,
+            time_ms: NOW_MS - 44_000,
+        });
     }
     run.last_event_ms = Some(NOW_MS - 400);
     run.liveness = Liveness::Alive;
@@ -137,6 +150,7 @@ pub fn demo() -> ConsoleSnapshot {
             started: started("m1_baseline", 2, 700, 2_000),
             started_ms: NOW_MS - 300_000,
             ended: None,
+            first_step_ms: None,
         });
         for (step, attempt) in run.series.step.iter().zip(&mut run.series.attempt) {
             if *step > 700 {
@@ -167,6 +181,8 @@ pub fn demo() -> ConsoleSnapshot {
             headline: "pending, 12 of 21 points".into(),
             decision: Decision::Pending,
         }),
+        slurm: lbva_tui::slurm::Look::default(),
+        submits: false,
         planned_validations: 21,
         loaded_ms: NOW_MS,
     }
@@ -191,7 +207,14 @@ pub fn packing_with(least: f64) -> ConsoleSnapshot {
             let event = ValidationEvent { trans_l2_norm: nan, trans_l2_m: nan, rot_deg: nan, ..event };
             run.validations.push(ValidationPoint { attempt: 1, event });
         }
-        run.last_save = Some(SaveView { step: 400, bytes: 29_000_000, ms: 180.0, time_ms: NOW_MS - 44_000 });
+        run.last_save = Some(SaveView {
+            step: 400,
+            bytes: 29_000_000,
+            ms: 180.0,
+            blocked_ms: 20.0,
+            attempt: 1,
+            time_ms: NOW_MS - 44_000,
+        });
         run
     };
     let packed = |micro_steps, distinct_shapes, frame_padding, alignment_padding, rank_imbalance| {
@@ -209,7 +232,7 @@ pub fn packing_with(least: f64) -> ConsoleSnapshot {
     });
     bucket.attempts[0].ended = Some((Outcome::Stopped, "stopped by the console".into()));
     let started = started("bucket", 2, 300, 1_000);
-    bucket.attempts.push(AttemptView { started, started_ms: NOW_MS - 300_000, ended: None });
+    bucket.attempts.push(AttemptView { started, started_ms: NOW_MS - 300_000, ended: None, first_step_ms: None });
     for (step, attempt) in bucket.series.step.iter().zip(&mut bucket.series.attempt) {
         *attempt += u32::from(*step > 300);
     }

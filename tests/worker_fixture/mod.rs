@@ -20,6 +20,8 @@ pub fn spec_of(folder: &Path, name: &str, recipe: Recipe) -> WorkerSpec {
         cache: folder.join("cache"),
         stop_after: None,
         detached: false,
+        job: None,
+        warnings: vec![],
         command_line: vec!["test".into()],
         code_version: "test".into(),
         accepted: vec![],

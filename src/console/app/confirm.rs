@@ -5,6 +5,7 @@ use super::super::format::{bytes, duration, milliseconds, thousands};
 use super::super::status;
 use super::{App, Effect, Modal, edit};
 use crate::runlog::{Liveness, RunState, RunView};
+use crate::slurm::{Act, JobId, JobView, Scheduler, Slurm, judge};
 use crossterm::event::{KeyCode, KeyEvent};
 use std::path::{Path, PathBuf};
 use tui_input::Input;
@@ -37,13 +38,21 @@ pub struct Target {
     pub attempt: u32,
     pub pid: u32,
     pub host: String,
+    /// The job of that attempt; of a run that waits for a machine, the job that waits.
+    pub job: Option<JobId>,
+    /// No attempt of this job is at work: it waits.
+    pub waits: bool,
 }
 
 impl Target {
-    /// The newest attempt of `run`.
-    pub fn of(run: &RunView) -> Self {
+    /// The newest attempt of `run`, or the job that it waits with.
+    pub fn of(run: &RunView, state: RunState, job: Option<&JobView>) -> Self {
         let started = run.attempts.last().map(|attempt| &attempt.started);
+        let waits = state == RunState::Queued;
+        let waiting = job.filter(|_| waits).map(|job| job.id);
         Self {
+            job: waiting.or_else(|| Some(started?.job.as_ref()?.id)),
+            waits,
             arm: run.arm.clone(),
             directory: run.directory.clone(),
             attempt: started.map_or(0, |started| started.attempt),
@@ -80,11 +89,12 @@ impl App {
             self.say(false, format!("no arm to {}", deed.word()));
             return;
         };
-        let (state, _) = run.state(self.now_ms);
+        let job = self.job(&run.arm);
+        let (state, _) = judge(run, self.now_ms, job);
         match refusal(deed, run, state) {
             Some(text) => self.say(false, text),
             None => {
-                let target = Target::of(run);
+                let target = Target::of(run, state, job);
                 self.modal = Modal::Confirm(Confirm { deed, target, typed: Input::default() });
             }
         }
@@ -109,9 +119,11 @@ impl App {
 
     fn confirmed(&mut self, confirm: Confirm) -> Vec<Effect> {
         let Confirm { deed, target, .. } = confirm;
-        let now_ms = self.now_ms;
-        let current =
-            self.runs().iter().find(|run| run.arm == target.arm).map(|run| (Target::of(run), run.state(now_ms).0));
+        let current = self.runs().iter().find(|run| run.arm == target.arm).map(|run| {
+            let job = self.job(&run.arm);
+            let (state, _) = judge(run, self.now_ms, job);
+            (Target::of(run, state, job), state)
+        });
         let refused = match &current {
             None => Some(format!("{} is gone; nothing was done", target.arm)),
             Some((now, _)) if *now != target => Some(format!(
@@ -130,11 +142,22 @@ impl App {
             return Vec::new();
         }
         self.say(true, format!("{} {}: asked, waiting for the answer", deed.word(), target.arm));
+        let submits = self.resumes_in_slurm(&target.arm);
         match deed {
+            Deed::Stop | Deed::Kill if target.waits => {
+                let Target { arm, job, .. } = target;
+                job.map(|job| Effect::Cancel { arm, job }).into_iter().collect()
+            }
+            Deed::Resume if submits => vec![Effect::Submit { arm: target.arm }],
             Deed::Stop => vec![Effect::Stop(target)],
             Deed::Kill => vec![Effect::Kill(target)],
             Deed::Resume => vec![Effect::Resume { arm: target.arm }],
         }
+    }
+
+    /// A run that was last handed to Slurm goes on there.
+    fn resumes_in_slurm(&self, arm: &str) -> bool {
+        self.snapshot.as_ref().is_some_and(|snapshot| snapshot.submits) && self.job(arm).is_some()
     }
 
     /// Heading and body of the question, from the newest data.
@@ -157,8 +180,49 @@ impl App {
         let saved = run.and_then(|run| run.last_save).map_or(0, |save| save.step);
         // `<experiment>/runs/<arm>`
         let experiment = target.directory.parent().and_then(Path::parent).unwrap_or(Path::new(".")).display();
-        match confirm.deed {
-            Deed::Stop => (
+        let slurm = |act| target.job.map(|job| Slurm::default().command(act, job)).unwrap_or_default();
+        match (confirm.deed, target.job) {
+            (Deed::Stop | Deed::Kill, Some(job)) if target.waits => (
+                format!("Cancel job {job} of {}", target.arm),
+                vec![
+                    format!("Takes the job out of the queue: {}", slurm(Act::Cancel)),
+                    save,
+                    "R submits the run again.".to_owned(),
+                ]
+                .into_iter()
+                .chain((confirm.deed == Deed::Kill).then(|| format!("Type {} to cancel it:", target.arm)))
+                .collect(),
+            ),
+            (Deed::Stop, Some(job)) => (
+                format!("Stop {} (job {job} on {}{age}, attempt {})", target.arm, target.host, target.attempt),
+                vec![
+                    format!("Writes a checkpoint at the next step{}, then cancels the job:", took.unwrap_or_default()),
+                    format!("{}, and when it is written {}", slurm(Act::Signal), slurm(Act::Cancel)),
+                    save,
+                    "R resumes it later; nothing is lost.".to_owned(),
+                    format!("As a command: lbva-tui stop {experiment} --arm {}", target.arm),
+                ],
+            ),
+            (Deed::Kill, Some(job)) => (
+                format!("Kill {} (job {job} on {}{age}, attempt {})", target.arm, target.host, target.attempt),
+                vec![
+                    format!("Ends the job at once and saves nothing: {}", slurm(Act::Cancel)),
+                    save,
+                    format!("{} steps since then are lost. S would save first.", thousands(step.saturating_sub(saved))),
+                    format!("As a command: lbva-tui stop {experiment} --arm {} --kill", target.arm),
+                    format!("Type {} to kill it:", target.arm),
+                ],
+            ),
+            (Deed::Resume, _) if self.resumes_in_slurm(&target.arm) => (
+                format!("Submit {}", target.arm),
+                vec![
+                    format!("A new job goes on from step {}.", thousands(saved)),
+                    save,
+                    format!("See the script: lbva-tui submit {experiment} --arm {} --dry-run", target.arm),
+                    format!("As a command: lbva-tui submit {experiment} --arm {}", target.arm),
+                ],
+            ),
+            (Deed::Stop, None) => (
                 format!("Stop {} (pid {}{age}, attempt {})", target.arm, target.pid, target.attempt),
                 vec![
                     format!("Writes a checkpoint at the next step{}, then ends.", took.unwrap_or_default()),
@@ -167,7 +231,7 @@ impl App {
                     format!("As a command: lbva-tui stop {experiment} --arm {}", target.arm),
                 ],
             ),
-            Deed::Kill => (
+            (Deed::Kill, None) => (
                 format!("Kill {} (pid {}{age}, attempt {})", target.arm, target.pid, target.attempt),
                 vec![
                     format!("Ends pid {} on {} at once and saves nothing.", target.pid, target.host),
@@ -177,7 +241,7 @@ impl App {
                     format!("Type {} to kill it:", target.arm),
                 ],
             ),
-            Deed::Resume => {
+            (Deed::Resume, _) => {
                 let verb = if target.attempt == 0 { "Start" } else { "Resume" };
                 let from = if saved == 0 { "step 0".to_owned() } else { format!("step {}", thousands(saved)) };
                 (
@@ -199,10 +263,12 @@ fn refusal(deed: Deed, run: &RunView, state: RunState) -> Option<String> {
     let word = status::state_look(state).1;
     match deed {
         Deed::Stop if state == RunState::Stopping => Some(format!("{arm} is stopping already")),
+        Deed::Stop | Deed::Kill if state == RunState::Queued => None,
+        Deed::Resume if state == RunState::Queued => Some(format!("{arm} waits in the queue already")),
         Deed::Stop | Deed::Kill if !status::is_active(state) => {
             Some(format!("{arm} is {word}; there is no process to {}", deed.word()))
         }
-        Deed::Kill if run.liveness == Liveness::Unknown => {
+        Deed::Kill if run.liveness == Liveness::Unknown && run.attempt().is_some_and(|it| it.started.job.is_none()) => {
             let host = run.attempts.last().map_or("another host", |attempt| attempt.started.host.as_str());
             Some(format!("{arm} runs on {host}: kill it there; S works from here"))
         }

@@ -115,6 +115,9 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     lines.push((status::safety(arm.run, arm.state, app.now_ms), dim));
     lines.push((format::clean(&status::changes(arm.run)), theme.role(Role::Warning)));
     lines.push((packing, numbers));
+    if let Some(job) = arm.job.filter(|job| job.is_live()) {
+        lines.push((format::clean(&status::job(job, app)), dim));
+    }
     lines.push((format::clean(&status::place(arm.run, room)), dim));
     lines.retain(|(text, _)| !text.is_empty());
     let gauge_row = (lines.len() < below).then_some(y + 1 + lines.len() as u16);

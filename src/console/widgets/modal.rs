@@ -17,6 +17,7 @@ pub fn draw(app: &App, area: Rect, buffer: &mut Buffer) {
         Modal::Help { scroll } => help(app, *scroll, area, buffer),
         Modal::Palette { input, selected } => palette(app, input.value(), *selected, area, buffer),
         Modal::Confirm(confirm) => question(app, confirm, area, buffer),
+        Modal::Plan { arm, lines, scroll } => plan(app, arm, lines, *scroll, area, buffer),
     }
 }
 
@@ -52,6 +53,32 @@ fn help(app: &App, scroll: u16, area: Rect, buffer: &mut Buffer) {
             put(buffer, inside.x + 11, y, inside.right(), words, app.theme.role(Role::Text));
         }
     }
+}
+
+fn plan(app: &App, arm: &str, lines: &[String], scroll: u16, area: Rect, buffer: &mut Buffer) {
+    let widest = lines.iter().map(|line| format::width(line)).max().unwrap_or(0).clamp(56, 110) as u16;
+    let area = centred(area, widest + 4, lines.len().max(3) as u16 + 2);
+    Clear.render(area, buffer);
+    let room = usize::from(area.width.saturating_sub(4));
+    let waiting = ["asking Slurm, and playing the run some thousand times ...".to_owned()];
+    let lines = if lines.is_empty() { &waiting } else { lines };
+    let lines: Vec<String> = lines
+        .iter()
+        .flat_map(|line| if line.is_empty() { vec![String::new()] } else { wrap_table(line, room) })
+        .collect();
+    let visible = usize::from(area.height.saturating_sub(2));
+    let most = lines.len().saturating_sub(visible);
+    let hint = if most > 0 { "↑↓ scroll · any other key closes" } else { "any key closes" };
+    let inside = frame(app.theme, &format!("Plan of {arm}"), hint, true, area, buffer);
+    for (row, line) in lines.iter().skip(usize::from(scroll).min(most)).take(visible).enumerate() {
+        let y = inside.y + row as u16;
+        put(buffer, inside.x + 1, y, inside.right(), &format::clean(line), app.theme.role(Role::Text));
+    }
+}
+
+/// Sentences are wrapped; the rows of a table and of the chart, which begin with blanks or hold columns, are cut.
+fn wrap_table(line: &str, room: usize) -> Vec<String> {
+    if line.contains("   ") || line.starts_with(' ') { vec![format::fit(line, room)] } else { wrap(line, room) }
 }
 
 fn palette(app: &App, query: &str, selected: usize, area: Rect, buffer: &mut Buffer) {

@@ -127,7 +127,8 @@ fn facts(arm: &Arm<'_>, metric: Metric) -> Option<Vec<String>> {
             let waits = format!("waits for data {} ({})", percent(share), milliseconds(step.data_ms));
             // The panel of padding waste is full of the packing.
             let rate = step.packing.map(|_| format!("{} tokens/s", significant(status::tokens_per_second(step))));
-            rate.into_iter().chain([waits]).collect()
+            let device = step.times.as_ref().map(status::device_times);
+            rate.into_iter().chain(device.into_iter().flatten()).chain([waits]).collect()
         }
         Metric::Memory => {
             let memory = step?.memory;

@@ -28,23 +28,24 @@ impl Pass<'_> {
 
     fn backward_block(&mut self, layer: usize) -> Result<()> {
         let done = self.kept[layer];
-        let v = self.values(layer, &done)?;
+        let v = self.values(layer, &done, true)?;
         let (trunk, size, tables) = (self.trunk, self.size, self.tables);
-        let (ops, modulation) = (&trunk.ops, self.modulation(layer));
+        let ops = &trunk.ops;
         let (weights, gradients) = (&trunk.parameters[layer], &trunk.gradients[layer]);
         let Size { tokens, text, width, ffn, segments, .. } = size;
         let scratch = Scratch {
             partials: Partials {
-                scale: self.arena.take(segments * width)?,
-                shift: self.arena.take(segments * width)?,
-                gate: self.arena.take(segments * width)?,
+                scale: self.scratch.take(segments * width)?,
+                shift: self.scratch.take(segments * width)?,
+                gate: self.scratch.take(segments * width)?,
             },
-            norm: self.arena.take(tokens.max(text).div_ceil(32) * width)?,
-            columns: self.arena.take(Ops::column_scratch(tokens.max(text), ffn.max(3 * width)))?,
+            norm: self.scratch.take(tokens.max(text).div_ceil(32) * width)?,
+            columns: self.scratch.take(Ops::column_scratch(tokens.max(text), ffn.max(3 * width)))?,
         };
         let partials = &scratch.partials;
-        let (first, second): (Slice<Operand>, Slice<Operand>) =
-            (self.arena.take(tokens * width)?, self.arena.take(tokens * width)?);
+        let first: Slice<Operand> = self.scratch.take(tokens * width)?;
+        // Not written before the gradient of the FFN's first layer has read what was there.
+        let second = v.h3;
         let narrow = |slice: Slice<Operand>| Rows::new(slice, width);
         let part = |slice: Slice<Operand>, offset: usize| {
             slice.part(offset, slice.len().saturating_sub(offset), size.operand_bytes)
@@ -59,10 +60,15 @@ impl Pass<'_> {
         self.rows_gradient(partials.gate, 5, layer, &scratch)?;
         // down = activated W^T + b; its input's gradient takes the input's room.
         self.weight_gradient(down_gradient, v.activated, &gradients.down, tokens, &scratch)?;
-        self.input_gradient(down_gradient, &weights.down, v.activated, tokens)?;
         // activated = gelu(up)
         let up_gradient = v.activated;
-        ops.gelu_backward(v.up, up_gradient, tokens * ffn)?;
+        if ops.half {
+            let Linear { weight, inputs, outputs, .. } = weights.down;
+            trunk.gemm.input_gradient_gelu(down_gradient, weight, v.up, up_gradient, tokens, inputs, outputs)?;
+        } else {
+            self.input_gradient(down_gradient, &weights.down, up_gradient, tokens)?;
+            ops.gelu_backward(v.up, up_gradient, tokens * ffn)?;
+        }
         self.weight_gradient(up_gradient, v.h3, &gradients.up, tokens, &scratch)?;
         let h3_gradient = first;
         self.input_gradient(up_gradient, &weights.up, h3_gradient, tokens)?;
@@ -79,8 +85,8 @@ impl Pass<'_> {
         self.input_gradient(cross_out_gradient, &weights.cross_out, attended_gradient, tokens)?;
         // Cross-attention
         let pair = |slice: Slice<Operand>, offset: usize| Rows::new(part(slice, offset), 2 * width);
-        let kv_gradient: Slice<Operand> = self.arena.take(2 * text * width)?;
-        let k_normed_gradient: Slice<Operand> = self.arena.take(text * width)?;
+        let kv_gradient: Slice<Operand> = self.scratch.take(2 * text * width)?;
+        let k_normed_gradient: Slice<Operand> = self.scratch.take(text * width)?;
         let q_normed_gradient = second;
         trunk.attention.backward(
             ops,
@@ -90,7 +96,7 @@ impl Pass<'_> {
             Gradients { q: narrow(q_normed_gradient), k: narrow(k_normed_gradient), v: pair(kv_gradient, width) },
             &tables.text,
             size.heads,
-            self.arena,
+            &mut self.scratch,
         )?;
         ops.rms_norm_rope_backward(
             narrow(k_normed_gradient),
@@ -154,7 +160,7 @@ impl Pass<'_> {
             Gradients { q: narrow(q_gradient), k: narrow(k_gradient), v: wide(qkv_gradient, 2 * width) },
             &tables.tokens,
             size.heads,
-            self.arena,
+            &mut self.scratch,
         )?;
         for (gradient, offset, weight, rstd, weight_gradient) in [
             (q_gradient, 0, weights.norm_q, v.rstd_q, gradients.norm_q),
@@ -182,7 +188,6 @@ impl Pass<'_> {
         self.norm_backward(h1_gradient, self.boundaries[layer], v.moments1, norm, None, layer, partials)?;
         self.rows_gradient(partials.shift, 0, layer, &scratch)?;
         self.rows_gradient(partials.scale, 1, layer, &scratch)?;
-        debug_assert_eq!(modulation.rows.len(), tokens);
         Ok(())
     }
 
@@ -242,7 +247,7 @@ impl Pass<'_> {
     fn reuse(&mut self, slice: Slice<Operand>, len: usize) -> Result<Slice<Operand>> {
         match slice.len() >= len {
             true => Ok(slice.part(0, len, self.size.operand_bytes)),
-            false => self.arena.take(len),
+            false => self.scratch.take(len),
         }
     }
 }

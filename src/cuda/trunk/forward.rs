@@ -100,16 +100,17 @@ impl Pass<'_> {
     /// Block `layer`: from its boundary to the next.
     pub fn forward(&mut self, layer: usize) -> Result<()> {
         self.scope(|pass| {
-            let values = pass.values(layer, &Kept::default())?;
+            let values = pass.values(layer, &Kept::default(), pass.kept[layer].up.is_some())?;
             let last = Added { y: values.down, gate: 5 };
             let (from, to) = (values.x2, pass.boundaries[layer + 1]);
             pass.add(layer, from, last, to)
         })
     }
 
-    /// Every intermediate of block `layer`. What `done` names is there already and not computed again.
-    pub(super) fn values(&mut self, layer: usize, done: &Kept) -> Result<Values> {
-        let values = Values::take(&self.kept[layer], &self.size, self.arena)?;
+    /// Every intermediate of block `layer`. What `done` names is there already and not computed again; `up` itself is left
+    /// out where nobody will read it.
+    pub(super) fn values(&mut self, layer: usize, done: &Kept, with_up: bool) -> Result<Values> {
+        let values = Values::take(&self.kept[layer], &self.size, &mut self.scratch)?;
         let (trunk, size, tables) = (self.trunk, self.size, self.tables);
         let (ops, weights, modulation) = (&trunk.ops, &trunk.parameters[layer], self.modulation(layer));
         let Size { tokens, text, width, ffn, .. } = size;
@@ -173,10 +174,16 @@ impl Pass<'_> {
         let norm = Norm::Modulate { shift: 3, scale: 4 };
         let added = Some((Added { y: v.cross_out, gate: -1 }, v.x2));
         ops.residual_norm(v.x1, added, &modulation, norm, v.h3, v.moments3, tokens, width)?;
-        if done.up.is_none() {
+        if done.up.is_some() {
+            ops.gelu(v.up, v.activated, tokens * ffn)?;
+        } else if ops.half {
+            let up = with_up.then_some(v.up);
+            let Linear { weight, bias, inputs, outputs } = weights.up;
+            trunk.gemm.forward_gelu(v.h3, weight, bias, up, v.activated, tokens, inputs, outputs)?;
+        } else {
             self.linear(v.h3, &weights.up, v.up, tokens)?;
+            ops.gelu(v.up, v.activated, tokens * ffn)?;
         }
-        ops.gelu(v.up, v.activated, tokens * ffn)?;
         if done.down.is_none() {
             self.linear(v.activated, &weights.down, v.down, tokens)?;
         }
@@ -185,7 +192,7 @@ impl Pass<'_> {
 
     fn linear(&self, x: Slice<Operand>, layer: &Linear<Operand>, y: Slice<Operand>, rows: usize) -> Result<()> {
         let (x, y) = (Rows::new(x, layer.inputs), Rows::new(y, layer.outputs));
-        self.trunk.gemm.forward(x, layer.weight, Some(layer.bias), y, rows, layer.inputs, layer.outputs)
+        self.trunk.gemm.forward(x, layer.weight, layer.bias, y, rows, layer.inputs, layer.outputs)
     }
 
     /// to = from + gate y.

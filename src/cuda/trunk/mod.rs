@@ -15,7 +15,7 @@ mod weights;
 
 use super::arena::{Arena, Mark};
 use super::attention::{Attention, AttentionTables};
-use super::batch::BatchTables;
+use super::batch::{BatchTables, upload};
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
 use super::launch::{Launcher, Operand, Slice};
@@ -76,14 +76,15 @@ struct Tables {
 #[derive(Debug)]
 pub(crate) struct Pass<'t> {
     trunk: &'t Trunk,
-    arena: &'t mut Arena,
+    /// What one block works on; free between forward and backward.
+    scratch: Arena,
     size: Size,
     tables: Tables,
     condition: Condition,
     /// Input of each block, and the last one's output: [N, D].
     boundaries: Vec<Slice<f32>>,
     kept: Vec<Kept>,
-    /// Gradient of the boundary that the backward pass has come to, [N, D].
+    /// Gradient of the boundary that the backward pass has come to, [N, D]; in the last boundary's place.
     pub dx: Slice<f32>,
     /// Gradient of the modulation rows, [R, 6, D], summed over blocks.
     pub e0_gradient: Slice<f32>,
@@ -142,8 +143,18 @@ impl Trunk {
         }
     }
 
-    /// Bytes of arena that a batch takes under a policy: the program itself, run without a device.
-    pub fn predict(&self, tables: &BatchTables, policy: &KeepPolicy) -> Result<u64> {
+    /// FLOP of a batch's forward pass, a multiply-add counting 2: matrix products and visible pairs.
+    pub fn forward_flop(&self, tables: &BatchTables) -> f64 {
+        let TrunkShape { depth, width, ffn, .. } = self.shape;
+        let [depth, width, ffn] = [depth, width, ffn].map(|size| size as f64);
+        let linears = tables.tokens() as f64 * 2.0 * (6.0 * width * width + 2.0 * width * ffn)
+            + tables.text() as f64 * 4.0 * width * width;
+        let pairs = (tables.attention.pairs + tables.text_attention.pairs) as f64;
+        depth * (linears + 4.0 * width * pairs)
+    }
+
+    /// What a batch takes under a policy: the program itself, run without a device.
+    pub fn predict(&self, tables: &BatchTables, policy: &KeepPolicy) -> Result<Needed> {
         let counting = Self {
             ops: Ops { launcher: Launcher::counting(), ..self.ops.clone() },
             gemm: Arc::new(Gemm::counting()),
@@ -155,29 +166,47 @@ impl Trunk {
         let mut arena = Arena::counting(self.ops.operand_bytes());
         let condition = Condition { e0: Slice::null(), text: Slice::null() };
         let mut pass = Pass::begin(&counting, &mut arena, tables, condition, policy)?;
+        pass.work_in(Arena::counting(self.ops.operand_bytes()));
         for layer in 0..self.shape.depth {
             pass.forward(layer)?;
         }
         for layer in (0..self.shape.depth).rev() {
             pass.backward(layer)?;
         }
-        Ok(arena.peak())
+        let scratch = pass.scratch.peak();
+        Ok(Needed { kept: arena.peak(), scratch })
     }
 
-    /// The policy that keeps as much as fits into `bytes` of arena, and what it takes.
-    pub fn policy_within(&self, tables: &BatchTables, bytes: u64) -> Result<(KeepPolicy, u64)> {
+    /// The policy that keeps as much as fits into `bytes`, and what it takes.
+    pub fn policy_within(&self, tables: &BatchTables, bytes: u64) -> Result<(KeepPolicy, Needed)> {
         let size = self.size(tables);
-        let least = self.predict(tables, &KeepPolicy::NOTHING)?;
-        let mut policy = KeepPolicy::within(bytes.saturating_sub(least), &size, self.shape.depth);
+        let least = self.predict(tables, &KeepPolicy::NOTHING)?.bytes();
+        let mut left = bytes.saturating_sub(least);
+        let mut policy = KeepPolicy::within(left, &size, self.shape.depth);
         let mut needed = self.predict(tables, &policy)?;
         // Alignment of each tensor is not in a policy's own account.
-        let mut budget = bytes.saturating_sub(least);
-        while needed > bytes && policy != KeepPolicy::NOTHING {
-            budget -= (needed - bytes).min(budget);
-            policy = KeepPolicy::within(budget, &size, self.shape.depth);
+        while needed.bytes() > bytes && policy != KeepPolicy::NOTHING {
+            left -= (needed.bytes() - bytes).min(left);
+            policy = KeepPolicy::within(left, &size, self.shape.depth);
             needed = self.predict(tables, &policy)?;
         }
         Ok((policy, needed))
+    }
+}
+
+/// Bytes of a pass through the trunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needed {
+    /// From its beginning to its end.
+    pub kept: u64,
+    /// While a block runs.
+    pub scratch: u64,
+}
+
+impl Needed {
+    /// Of both.
+    pub fn bytes(&self) -> u64 {
+        self.kept + self.scratch
     }
 }
 
@@ -185,7 +214,7 @@ impl<'t> Pass<'t> {
     /// Lays out what lives through the pass and copies the tables to the device. The caller fills `input()`.
     pub fn begin(
         trunk: &'t Trunk,
-        arena: &'t mut Arena,
+        arena: &mut Arena,
         tables: &BatchTables,
         condition: Condition,
         policy: &KeepPolicy,
@@ -193,20 +222,21 @@ impl<'t> Pass<'t> {
         let size = trunk.size(tables);
         let depth = trunk.shape.depth;
         let stream = size.tokens * size.width;
-        let boundaries = (0..=depth).map(|_| arena.take(stream)).collect::<Result<_>>()?;
+        let boundaries: Vec<Slice<f32>> = (0..=depth).map(|_| arena.take(stream)).collect::<Result<_>>()?;
         let kept = (0..depth).map(|layer| Kept::allocate(policy, layer, depth, &size, arena)).collect::<Result<_>>()?;
-        let dx = arena.take(stream)?;
+        // Once heads have read the last output, nobody does again.
+        let dx = boundaries[depth];
         let e0_gradient = arena.take(size.rows * 6 * size.width)?;
         let text_gradient = arena.take(size.text * size.width)?;
         let ops = &trunk.ops;
         ops.launcher.zero(e0_gradient, size.operand_bytes)?;
         ops.launcher.zero(text_gradient, size.operand_bytes)?;
         let uploaded = Tables {
-            rows: tables.upload(&ops.launcher, arena, &tables.row_of_token)?,
+            rows: upload(&ops.launcher, arena, &tables.row_of_token)?,
             segments: Segments {
-                tokens_by_row: tables.upload(&ops.launcher, arena, &tables.tokens_by_row)?,
-                start: tables.upload(&ops.launcher, arena, &tables.segment_start)?,
-                of_row: tables.upload(&ops.launcher, arena, &tables.row_segment_start)?,
+                tokens_by_row: upload(&ops.launcher, arena, &tables.tokens_by_row)?,
+                start: upload(&ops.launcher, arena, &tables.segment_start)?,
+                of_row: upload(&ops.launcher, arena, &tables.row_segment_start)?,
                 count: size.segments,
                 rows: size.rows,
             },
@@ -214,7 +244,23 @@ impl<'t> Pass<'t> {
             tokens: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
             text: AttentionTables::upload(&tables.text_attention, &ops.launcher, arena)?,
         };
-        Ok(Self { trunk, arena, size, tables: uploaded, condition, boundaries, kept, dx, e0_gradient, text_gradient })
+        Ok(Self {
+            trunk,
+            scratch: Arena::new(0, 0, size.operand_bytes),
+            size,
+            tables: uploaded,
+            condition,
+            boundaries,
+            kept,
+            dx,
+            e0_gradient,
+            text_gradient,
+        })
+    }
+
+    /// Gives blocks a place to work in. It may change between blocks, and must be there while they run.
+    pub fn work_in(&mut self, scratch: Arena) {
+        self.scratch = scratch;
     }
 
     /// Input of block `layer`, or the last block's output for `layer` = depth; [N, D].
@@ -228,9 +274,9 @@ impl<'t> Pass<'t> {
 
     /// Runs `work` and gives back what it took from the arena.
     fn scope<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let mark: Mark = self.arena.mark();
+        let mark: Mark = self.scratch.mark();
         let result = work(self);
-        self.arena.release(mark);
+        self.scratch.release(mark);
         result
     }
 }

@@ -65,8 +65,7 @@ pub fn confounders(ablated: &[String], baseline: &Record, candidate: &Record) ->
         let touches = |of: &&str| {
             ablated.iter().any(|it| !it.starts_with("model.geometry") && (covers(of, it) || covers(it, of)))
         };
-        let follows =
-            FOLLOWS.iter().find(|(field, _)| *field == top).is_some_and(|(_, of)| of.iter().any(|of| touches(&of)));
+        let follows = FOLLOWS.iter().find(|(field, _)| *field == top).is_some_and(|(_, of)| of.iter().any(touches));
         if top != "arm" && !follows {
             let (field, left, right) = (&difference.field, show(&difference.recorded), show(&difference.now));
             found.push(format!("the runs were bound to different {field} ({left} against {right})"));

@@ -167,7 +167,8 @@ impl Task for LingbotTask {
 
             let loss = |output: &Vec<_>| flow::losses(output, &targets, &shares);
             // Shares already make the sum over micro-batches the mean over the step.
-            let MicroStep { losses, timing } = engine.micro_step(model, &input, 1.0, loss)?;
+            let MicroStep { losses, timing, device } = engine.micro_step(model, &input, 1.0, loss)?;
+            parts.add_times(device.as_ref());
             done(MicroStepProfile {
                 step,
                 micro_step: place.of - left.unwrap_or(0),

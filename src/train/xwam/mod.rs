@@ -141,7 +141,8 @@ impl Task for XwamTask {
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
             let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
-            let MicroStep { losses, timing } = engine.micro_step(model, &input, weight, loss)?;
+            let MicroStep { losses, timing, device } = engine.micro_step(model, &input, weight, loss)?;
+            parts.add_times(device.as_ref());
             done(MicroStepProfile {
                 step,
                 micro_step,
