@@ -13,6 +13,8 @@ use std::time::Duration;
 const ENDPOINT: &str = "https://huggingface.co";
 /// A hub that takes longer is not reached: `check` answers in seconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Requests for one answer at most.
+const REDIRECTS: usize = 4;
 
 /// A repository by what it is and its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -111,27 +113,34 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// The hub and token that its own tools would use: `HF_ENDPOINT`; `HF_TOKEN`, or the file `token` under `HF_HOME` or
-    /// `~/.cache/huggingface`.
+    /// The hub and token that its own tools would use: `HF_ENDPOINT`; `HF_TOKEN`, or `HUGGING_FACE_HUB_TOKEN`, or the file
+    /// `HF_TOKEN_PATH`, or the file `token` under `HF_HOME`, which is `huggingface` in `XDG_CACHE_HOME` or `~/.cache`.
     pub fn from_environment() -> Self {
         let variable =
             |name: &str| std::env::var(name).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/huggingface"));
-        let file = variable("HF_HOME").map(PathBuf::from).or_else(home).map(|folder| folder.join("token"));
-        let stored = || Some(std::fs::read_to_string(file?).ok()?.trim().to_owned()).filter(|text| !text.is_empty());
-        let token = variable("HF_TOKEN").or_else(stored);
+        let folder = |name: &str| variable(name).map(PathBuf::from);
+        let cache = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+        let home = || folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface")));
+        let file = || folder("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")));
+        let stored = || Some(std::fs::read_to_string(file()?).ok()?.trim().to_owned()).filter(|text| !text.is_empty());
+        let token = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN")).or_else(stored);
         Self::new(variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned()), token)
     }
 
     pub fn new(endpoint: impl Into<String>, token: Option<String>) -> Self {
-        let agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).http_status_as_error(false).build();
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(TIMEOUT))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .build();
         Self { endpoint: endpoint.into().trim_end_matches('/').to_owned(), token, agent: agent.into() }
     }
 
     /// May this repository's files be downloaded?
     ///
     /// # Errors
-    /// `hub_no_token`, `hub_token_refused`, `hub_gated`, `hub_absent` (exit 78), `hub_unreachable` (exit 69).
+    /// `hub_no_token`, `hub_token_refused`, `hub_gated`, `hub_absent`, `hub_token_broken` (exit 78), `hub_unreachable`
+    /// (exit 69).
     pub fn access(&self, repository: &Repository) -> Result<Access> {
         let Repository { kind, name } = repository;
         let (status, _) = self.get(&format!("/api/{}/{name}/auth-check", kind.plural()))?;
@@ -160,8 +169,8 @@ impl Hub {
             ),
             (403, _) => refuse(
                 "hub_gated",
-                format!("{who} may not download from this repository: it is gated"),
-                "ask for access on its page with this account, or use the token of one that has it",
+                format!("{who} may not download from this repository: it is gated, or the token is for other things"),
+                "ask for access on its page with this account, and let the token read gated repositories",
             ),
             (404, _) => refuse(
                 "hub_absent",
@@ -179,23 +188,41 @@ impl Hub {
         Ok(if status == 200 { name() } else { None })
     }
 
-    /// Status and the first 64 KiB of the answer.
+    /// Status and the first 64 KiB of the answer, after the hub's own redirects: it keeps the addresses of what was renamed.
+    /// Elsewhere the token is not taken.
     fn get(&self, path: &str) -> Result<(u16, String)> {
-        let url = format!("{}{path}", self.endpoint);
-        let mut request = self.agent.get(&url);
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        let mut url = format!("{}{path}", self.endpoint);
+        for _ in 0..REDIRECTS {
+            let mut request = self.agent.get(&url);
+            if let Some(token) = &self.token {
+                // What is no header would come back in words of the client's.
+                if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+                    return Err(Error::refused("hub_token_broken", "the token has characters that no token has")
+                        .hint("set HF_TOKEN to the token alone, without spaces or further lines"));
+                }
+                request = request.header("Authorization", format!("Bearer {token}"));
+            }
+            let mut response = request.call().map_err(|error| unreachable(&error.to_string(), &self.endpoint))?;
+            let status = response.status().as_u16();
+            if !matches!(status, 301 | 302 | 307 | 308) {
+                let body = response.body_mut().with_config().limit(64 << 10).read_to_string().unwrap_or_default();
+                return Ok((status, body));
+            }
+            let target = response.headers().get("Location").and_then(|value| value.to_str().ok()).unwrap_or_default();
+            let inside = target.strip_prefix(&self.endpoint).unwrap_or(target);
+            if !inside.starts_with('/') || inside.starts_with("//") {
+                return Err(unreachable(&format!("it sends us to {target:?}"), &self.endpoint));
+            }
+            url = format!("{}{inside}", self.endpoint);
         }
-        let mut response = request.call().map_err(|error| unreachable(&error.to_string(), &self.endpoint))?;
-        let body = response.body_mut().with_config().limit(64 << 10).read_to_string().unwrap_or_default();
-        Ok((response.status().as_u16(), body))
+        Err(unreachable("it redirects without end", &self.endpoint))
     }
 }
 
 fn unreachable(why: &str, endpoint: &str) -> Error {
     Error::new(Exit::Unavailable, "hub_unreachable", format!("the hub cannot be asked: {why}"))
         .in_place(endpoint)
-        .hint("compute nodes often have no way out: ask from a login node, or set HF_ENDPOINT to a mirror")
+        .hint("compute nodes often have no way out: ask from a login node; HF_ENDPOINT names another hub")
 }
 
 #[cfg(test)]

@@ -17,6 +17,12 @@ struct FakeHub {
 
 impl FakeHub {
     fn answering(status: u16) -> Self {
+        Self::redirecting(status, "")
+    }
+
+    /// The same with a `Location`, for the repository `owner/model` alone.
+    fn redirecting(status: u16, location: &str) -> Self {
+        let location = location.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -33,12 +39,13 @@ impl FakeHub {
                 });
                 let (status, body) = match path.as_str() {
                     "/api/whoami-v2" => (200, r#"{"type":"user","name":"somebody-else"}"#),
+                    "/api/models/owner/renamed/auth-check" => (200, "OK"),
                     _ => (status, r#"{"error":"no"}"#),
                 };
                 log.lock().unwrap().push((path, bearer));
                 let _ = write!(
                     stream,
-                    "HTTP/1.1 {status} Status\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                    "HTTP/1.1 {status} Status\r\nLocation: {location}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
                     body.len()
                 );
             }
@@ -49,6 +56,11 @@ impl FakeHub {
 
 fn check(endpoint: &str, token: Option<&str>, repository: &str) -> (Output, Value) {
     let home = tempfile::tempdir().unwrap();
+    ask(endpoint, repository, &[("HF_HOME", home.path().to_str().unwrap())], token)
+}
+
+/// As [`check`], with further variables.
+fn ask(endpoint: &str, repository: &str, variables: &[(&str, &str)], token: Option<&str>) -> (Output, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lbva-tui"));
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args([
         "--json",
@@ -57,7 +69,10 @@ fn check(endpoint: &str, token: Option<&str>, repository: &str) -> (Output, Valu
         "--hub",
         repository,
     ]);
-    command.env("HF_ENDPOINT", endpoint).env("HF_HOME", home.path()).env_remove("HF_TOKEN");
+    for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME"] {
+        command.env_remove(name);
+    }
+    command.env("HF_ENDPOINT", endpoint).envs(variables.iter().copied());
     if let Some(token) = token {
         command.env("HF_TOKEN", token);
     }
@@ -106,4 +121,53 @@ fn a_dataset_is_asked_for_as_one_and_a_dead_hub_is_unreachable() {
     assert_eq!((output.status.code(), document["problems"][0]["code"].as_str()), (Some(69), Some("hub_unreachable")));
     let (output, _) = check(&hub.endpoint, Some(TOKEN), "no-owner");
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn the_token_is_the_one_that_the_hubs_own_tools_would_use() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(home.path().join("huggingface")).unwrap();
+    std::fs::write(home.path().join("huggingface/token"), format!("{TOKEN}\n")).unwrap();
+    std::fs::write(home.path().join("elsewhere"), format!("{TOKEN}2\n")).unwrap();
+    let (home, elsewhere) = (home.path().to_str().unwrap(), home.path().join("elsewhere"));
+    let elsewhere = elsewhere.to_str().unwrap();
+    for (variables, token, wanted) in [
+        (vec![("XDG_CACHE_HOME", home)], None, TOKEN.to_owned()),
+        (vec![("XDG_CACHE_HOME", home), ("HF_TOKEN_PATH", elsewhere)], None, format!("{TOKEN}2")),
+        (vec![("HF_TOKEN_PATH", elsewhere), ("HUGGING_FACE_HUB_TOKEN", "hf_old")], None, "hf_old".to_owned()),
+        (vec![("HF_TOKEN_PATH", elsewhere), ("HUGGING_FACE_HUB_TOKEN", "hf_old")], Some(TOKEN), TOKEN.to_owned()),
+    ] {
+        let hub = FakeHub::answering(200);
+        let (output, document) = ask(&hub.endpoint, "owner/model", &variables, token);
+        assert_eq!(output.status.code(), Some(0), "{document}");
+        let asked = hub.asked.lock().unwrap();
+        assert!(asked.iter().all(|(_, bearer)| *bearer == Some(format!("Bearer {wanted}"))), "{variables:?}: {asked:?}");
+    }
+}
+
+#[test]
+fn a_renamed_repository_is_followed_and_the_token_goes_nowhere_else() {
+    let hub = FakeHub::redirecting(307, "/api/models/owner/renamed/auth-check");
+    let (output, document) = check(&hub.endpoint, Some(TOKEN), "owner/model");
+    assert_eq!(output.status.code(), Some(0), "{document}");
+    let asked = hub.asked.lock().unwrap();
+    assert!(asked.iter().all(|(_, bearer)| bearer.is_some()) && asked[1].0.contains("renamed"), "{asked:?}");
+
+    let other = FakeHub::answering(200);
+    for target in [format!("{}/api/models/owner/renamed/auth-check", other.endpoint), "//127.0.0.1/x".into()] {
+        let hub = FakeHub::redirecting(302, &target);
+        let (output, document) = check(&hub.endpoint, Some(TOKEN), "owner/model");
+        assert_eq!((output.status.code(), document["problems"][0]["code"].as_str()), (Some(69), Some("hub_unreachable")));
+    }
+    assert!(other.asked.lock().unwrap().is_empty());
+    let endless = FakeHub::redirecting(302, "/api/models/owner/model/auth-check");
+    assert_eq!(check(&endless.endpoint, Some(TOKEN), "owner/model").0.status.code(), Some(69));
+}
+
+#[test]
+fn what_is_no_token_is_refused_before_it_is_sent() {
+    let hub = FakeHub::answering(200);
+    let (output, document) = check(&hub.endpoint, Some(&format!("{TOKEN}\nand more")), "owner/model");
+    assert_eq!((output.status.code(), document["problems"][0]["code"].as_str()), (Some(78), Some("hub_token_broken")));
+    assert!(hub.asked.lock().unwrap().is_empty());
 }

@@ -217,6 +217,24 @@ fn the_branch_shifts_no_other_initial_weight() {
 }
 
 #[test]
+fn the_branch_is_drawn_from_a_seed_of_its_own() {
+    let drawn = |config: &ModelConfig, seed: u64| -> Vec<(String, Vec<f32>)> {
+        parameter_specs(config).iter().map(|spec| (spec.name.clone(), spec.initial_values(seed))).collect()
+    };
+    let here = config(true);
+    let mut elsewhere = here.clone();
+    elsewhere.geometry.seed += 1;
+    let (base, other_run, other_branch) = (drawn(&here, 3), drawn(&here, 4), drawn(&elsewhere, 3));
+    let differ = |a: &[(String, Vec<f32>)], b: &[(String, Vec<f32>)]| -> Vec<bool> {
+        let branch = |name: &str| name.starts_with("geometry.");
+        a.iter().zip(b).filter(|(a, b)| a != b).map(|(a, _)| branch(&a.0)).collect()
+    };
+    let (by_run, by_branch) = (differ(&base, &other_run), differ(&base, &other_branch));
+    assert!(!by_run.is_empty() && by_run.iter().all(|branch| !branch), "the run's seed moves the branch");
+    assert!(!by_branch.is_empty() && by_branch.iter().all(|branch| *branch), "the branch's seed moves the trunk");
+}
+
+#[test]
 fn recomputing_blocks_gives_the_same_gradients() {
     let config = config(true);
     let parameters = trained_branch(&config).to_dtype(DType::F64).unwrap();
