@@ -36,9 +36,12 @@ pub fn check_tokens(arguments: &TokenArguments, global: &Global) -> Result<Exit>
         output::document(&Document { summary, repeat: repeated, coupling: coupled, problems })?;
     } else {
         let (episodes, frames) = (thousands(summary.episodes as u64), thousands(summary.frames as u64));
+        let info = &summary.info;
+        let weights = info.weights_sha256.as_ref().map_or("no weights".to_owned(), |hash| format!("weights {hash}"));
+        let [height, width] = info.input_size;
         let mut rows = vec![
-            ("encoder".to_owned(), summary.encoder),
-            ("views".to_owned(), summary.views.join(", ")),
+            ("encoder".to_owned(), format!("{}, {weights}, pictures of {width} x {height}", info.encoder)),
+            ("views".to_owned(), info.views.join(", ")),
             ("tokens".to_owned(), format!("of {frames} frames in {episodes} episodes")),
             ("sha256".to_owned(), summary.sha256),
         ];

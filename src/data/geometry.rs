@@ -23,6 +23,11 @@ const MAX_VALUES: usize = 1 << 26;
 pub struct GeometryInfo {
     /// Encoder and version that made the tokens.
     pub encoder: String,
+    /// SHA-256 of the encoder's weights; `null` for an encoder without any.
+    #[serde(deserialize_with = "Option::deserialize")] // absent is not null
+    pub weights_sha256: Option<String>,
+    /// (height, width) in pixels of the pictures that the encoder was given.
+    pub input_size: [usize; 2],
     /// Source views, jointly encoded, in token order.
     pub views: Vec<String>,
     /// (rows, columns) of one view's token grid.
@@ -30,6 +35,28 @@ pub struct GeometryInfo {
     pub dim: usize,
     /// Source frames between two cached frames.
     pub frame_stride: usize,
+    /// SHA-256 over the token files, one after another in the order of their episodes.
+    pub sha256_of_files: String,
+}
+
+impl GeometryInfo {
+    /// Where two caches do not say the same of how tokens were made, as `field is X here and Y there`. Which frames they hold
+    /// is no difference: with episode and frame, these fields are the key of a token.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let of = |info: &Self| -> [(&str, String); 7] {
+            [
+                ("encoder", info.encoder.clone()),
+                ("weights_sha256", info.weights_sha256.clone().unwrap_or_else(|| "null".into())),
+                ("input_size", format!("{:?}", info.input_size)),
+                ("views", info.views.join(", ")),
+                ("grid", format!("{:?}", info.grid)),
+                ("dim", info.dim.to_string()),
+                ("frame_stride", info.frame_stride.to_string()),
+            ]
+        };
+        let pairs = of(self).into_iter().zip(of(other)).filter(|(here, there)| here != there);
+        pairs.map(|((field, here), (_, there))| format!("{field} is {here} here and {there} there")).collect()
+    }
 }
 
 /// The geometry cache of a dataset.
@@ -53,6 +80,11 @@ impl GeometryCache {
             Err(error) => return Err(error),
         };
         let info: GeometryInfo = parse_json(&text, &path, 0)?;
+        let hash = |text: &String| text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        if !hash(&info.sha256_of_files) || !info.weights_sha256.iter().all(hash) || info.input_size.contains(&0) {
+            let what = "weights_sha256 or sha256_of_files is no SHA-256 in small hex digits, or input_size is 0";
+            return Err(Error::data("broken_metadata", what).at(&path));
+        }
         let sizes = [info.views.len(), info.grid[0], info.grid[1], info.dim];
         let values = sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
         if info.frame_stride == 0 || !values.is_some_and(|values| (1..=MAX_VALUES).contains(&values)) {

@@ -71,19 +71,31 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 /// # Errors
 /// `file_missing`, `not_openable`.
 pub(super) fn sha256_file(path: &Path) -> Result<String> {
-    let failed = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => Error::data("file_missing", "file of the dataset is missing").at(path),
-        _ => Error::data("not_openable", format!("file cannot be read: {error}")).at(path),
-    };
-    let mut file = File::open(path).map_err(failed)?;
+    sha256_files([path])
+}
+
+/// SHA-256 of the contents of these files, one after another.
+///
+/// # Errors
+/// As [`sha256_file`].
+pub(super) fn sha256_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 16];
-    loop {
-        match file.read(&mut buffer).map_err(failed)? {
-            0 => return Ok(hex(&hasher.finalize())),
-            count => hasher.update(&buffer[..count]),
+    for path in paths {
+        let path = path.as_ref();
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::NotFound => Error::data("file_missing", "file of the dataset is missing").at(path),
+            _ => Error::data("not_openable", format!("file cannot be read: {error}")).at(path),
+        };
+        let mut file = File::open(path).map_err(failed)?;
+        loop {
+            match file.read(&mut buffer).map_err(failed)? {
+                0 => break,
+                count => hasher.update(&buffer[..count]),
+            }
         }
     }
+    Ok(hex(&hasher.finalize()))
 }
 
 /// Two hex digits a byte.

@@ -4,8 +4,8 @@
 //! The encoder is another program. What it does shows in what it wrote: encoding again must give the same bits, and encoding
 //! with one view replaced must change the tokens of the others, or each view was encoded by itself.
 
-use super::geometry::GeometryCache;
-use super::identity::sha256_hex;
+use super::geometry::{GeometryCache, GeometryInfo};
+use super::identity::{self, sha256_hex};
 use crate::{Error, Result};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -18,8 +18,7 @@ const COUPLING_FLOOR: f64 = 1e-3;
 /// What a cache holds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TokenSummary {
-    pub encoder: String,
-    pub views: Vec<String>,
+    pub info: GeometryInfo,
     pub episodes: usize,
     /// Cached frames of all episodes.
     pub frames: usize,
@@ -45,7 +44,8 @@ pub struct Coupling {
     pub change: Vec<(String, f64)>,
 }
 
-/// Reads every row of every file of a dataset's cache: the summary, and what is wrong, one error a file.
+/// Reads every row of every file of a dataset's cache: the summary, and what is wrong, one error a file; `token_checksum` if
+/// all can be read and are not what was written.
 ///
 /// # Errors
 /// `geometry_missing` without a cache; those of its `info.json`.
@@ -69,10 +69,17 @@ pub fn inspect(dataset: &Path) -> Result<(TokenSummary, Vec<Error>)> {
             Err(problem) => problems.push(problem),
         }
     }
-    let info = cache.info();
+    let info = cache.info().clone();
+    if problems.is_empty() {
+        let found = identity::sha256_files(episodes.iter().map(|&episode| cache.file(episode)))?;
+        if found != info.sha256_of_files {
+            let what = format!("the files' SHA-256 is {found}, sha256_of_files says {}", info.sha256_of_files);
+            let hint = "a file was changed, lost or added since: copy or make the cache again";
+            problems.push(Error::data("token_checksum", what).at(cache.folder().join("info.json")).hint(hint));
+        }
+    }
     let summary = TokenSummary {
-        encoder: info.encoder.clone(),
-        views: info.views.clone(),
+        info,
         episodes: episodes.len(),
         frames,
         sha256: sha256_hex(list.as_bytes()),
@@ -162,12 +169,10 @@ fn open(dataset: &Path) -> Result<GeometryCache> {
 
 fn pair(dataset: &Path, other: &Path) -> Result<(GeometryCache, GeometryCache)> {
     let (cache, second) = (open(dataset)?, open(other)?);
-    if cache.info() != second.info() {
-        return Err(Error::refused(
-            "tokens_not_comparable",
-            "the caches are of another encoder, other views or other sizes",
-        )
-        .at(other.join("geometry/info.json")));
+    let differences = cache.info().differences(second.info());
+    if !differences.is_empty() {
+        let what = format!("the caches were not made alike: {}", differences.join("; "));
+        return Err(Error::refused("tokens_not_comparable", what).at(other.join("geometry/info.json")));
     }
     Ok((cache, second))
 }
