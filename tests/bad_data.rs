@@ -4,15 +4,50 @@ mod planted;
 mod recipes;
 
 use lbva_tui::config::{DataConfig, ModelConfig, RobotLayout};
+use lbva_tui::data::columns::ColumnFile;
 use lbva_tui::data::video::VideoFile;
 use lbva_tui::data::{ClipId, Dataset};
 use lbva_tui::{Error, Exit};
+use parquet::data_type::Int64Type;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use planted::{Broken, LFS, PARQUET, TOKENS, VIDEO, faststart, find_box, one_line, parquet, parquet_at, replace_bytes};
+use std::sync::Arc;
 
 #[track_caller]
 fn expect(error: &Error, exit: Exit, code: &str, place: &str) {
     assert_eq!((error.exit, error.code), (exit, code), "{error}");
     assert!(error.place.contains(place), "{} does not name {place}", error.place);
+}
+
+/// A run of one value takes a few bytes whatever its length: who believes the length fills the memory.
+#[test]
+fn a_parquet_file_that_promises_billions_of_values_is_refused_before_room_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.parquet");
+    let rows = 1_100_000;
+    let schema = Arc::new(parse_message_type("message schema { REQUIRED INT64 task_index; }").unwrap());
+    let settings = WriterProperties::builder().set_data_page_row_count_limit(2 * rows).build();
+    let file = std::fs::File::create(&path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(settings)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<Int64Type>().write_batch(&vec![1; rows], None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+    assert_eq!(ColumnFile::open(&path).unwrap().read("task_index").unwrap().values.len(), rows);
+
+    // Counts and run lengths are twice the number, in sevens of bits from the lowest on.
+    let varint =
+        |number: usize| [0, 7, 14, 21].map(|at| (2 * number >> at) as u8 & 0x7f | if at < 21 { 0x80 } else { 0 });
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(bytes.len() < 1000, "{}", bytes.len());
+    std::fs::write(&path, replace_bytes(&bytes, &varint(rows), &varint(130_000_000))).unwrap();
+    let error = one_line(ColumnFile::open(&path).unwrap().read("task_index").unwrap_err());
+    expect(&error, Exit::BadData, "not_openable", "run.parquet");
+    assert!(error.what.contains("130000000 values"), "{error}");
 }
 
 #[test]

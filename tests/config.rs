@@ -133,6 +133,23 @@ fn the_committed_experiment_has_two_arms_that_differ_in_the_ablated_field_alone(
     assert_eq!(different, ["model.geometry.enabled"]);
 }
 
+/// Computed here once more, field by field, without the loader's own comparison.
+#[test]
+fn the_arms_of_every_committed_experiment_differ_in_exactly_what_is_ablated() {
+    for entry in fs::read_dir(repository("experiments")).unwrap() {
+        let experiment = Experiment::load(&entry.unwrap().path()).unwrap();
+        for (index, left) in experiment.arms.iter().enumerate() {
+            for right in &experiment.arms[..index] {
+                let (left, right) = (left.recipe.flatten(), right.recipe.flatten());
+                assert_eq!(left.len(), right.len());
+                let pairs = left.iter().zip(&right).filter(|(left, right)| left != right);
+                let different: Vec<&str> = pairs.map(|(left, _)| left.0.as_str()).collect();
+                assert_eq!(different, experiment.ablated, "{}", experiment.name);
+            }
+        }
+    }
+}
+
 #[test]
 fn the_packing_experiment_has_three_arms_that_differ_in_the_packing_alone() {
     let experiment = Experiment::load(&repository("experiments/packing")).unwrap();

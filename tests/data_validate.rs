@@ -6,9 +6,7 @@ mod recipes;
 
 use assert_cmd::Command;
 use lbva_tui::codec::LinearCodec;
-use lbva_tui::config::{
-    ActionConfig, EpisodeDataConfig, LatentSource, LingbotModelConfig, SampleUnit, TextConfig, Tile,
-};
+use lbva_tui::config::{EpisodeDataConfig, LatentSource, SampleUnit, TextConfig};
 use lbva_tui::data::validate::{Recording, Report, Source, Tally, validate};
 use lbva_tui::data::{ClipId, Dataset, EpisodeSet};
 use lbva_tui::{Error, Exit, Result};
@@ -272,36 +270,8 @@ fn a_dataset_without_an_index_is_an_error() {
     }
 }
 
-/// The public transformer's sizes matter only where a sample's arrays are shaped.
-fn episode_model() -> LingbotModelConfig {
-    LingbotModelConfig {
-        dim: 96,
-        ffn_dim: 192,
-        num_heads: 4,
-        num_layers: 2,
-        in_dim: 48,
-        out_dim: 48,
-        patch_size: [1, 2, 2],
-        action_dim: 30,
-        freq_dim: 64,
-        text_dim: 4,
-        text_len: 64,
-        eps: 1e-6,
-    }
-}
-
 fn episode_config(dataset: &Path, sample: SampleUnit) -> EpisodeDataConfig {
-    EpisodeDataConfig {
-        dataset: dataset.to_owned(),
-        views: vec![FRONT.into(), recipes::WRIST.into()],
-        wrist_view: recipes::WRIST.into(),
-        tile: Tile::Row,
-        latents: LatentSource::Videos,
-        frame_stride: 1,
-        sample,
-        validation_episodes: vec![1],
-        actions: ActionConfig { channels: (0..7).collect(), q01: vec![-1.0; 7], q99: vec![1.0; 7] },
-    }
+    recipes::episodes(dataset, &[FRONT, recipes::WRIST], sample)
 }
 
 fn episodes(config: &EpisodeDataConfig) -> EpisodeSet {
@@ -309,7 +279,7 @@ fn episodes(config: &EpisodeDataConfig) -> EpisodeSet {
         LatentSource::Videos => TextConfig::HashedWords,
         LatentSource::Official => TextConfig::LatentFiles,
     };
-    EpisodeSet::open(config, &episode_model(), &text).unwrap()
+    EpisodeSet::open(config, &recipes::episode_model(), &text).unwrap()
 }
 
 const SEGMENTS: [&str; 6] = [

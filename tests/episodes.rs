@@ -26,23 +26,6 @@ const FRONT: &str = "observation.images.agentview_rgb";
 /// The sample that variants of latent files stand for, and its file's name.
 const VARIED: &str = "episode_000003_79_111";
 
-fn model() -> LingbotModelConfig {
-    LingbotModelConfig {
-        dim: 96,
-        ffn_dim: 192,
-        num_heads: 4,
-        num_layers: 2,
-        in_dim: 48,
-        out_dim: 48,
-        patch_size: [1, 2, 2],
-        action_dim: 30,
-        freq_dim: 64,
-        text_dim: 4,
-        text_len: 64,
-        eps: 1e-6,
-    }
-}
-
 /// The public LIBERO configuration of the seven numbers that the fixtures' actions have.
 fn libero() -> ActionConfig {
     ActionConfig {
@@ -69,17 +52,8 @@ fn libero() -> ActionConfig {
 }
 
 fn videos(dataset: &Path, sample: SampleUnit, frame_stride: usize) -> EpisodeDataConfig {
-    EpisodeDataConfig {
-        dataset: dataset.to_owned(),
-        views: vec![FRONT.into(), "observation.images.sideview_rgb".into(), recipes::WRIST.into()],
-        wrist_view: recipes::WRIST.into(),
-        tile: Tile::Row,
-        latents: LatentSource::Videos,
-        frame_stride,
-        sample,
-        validation_episodes: vec![1],
-        actions: libero(),
-    }
+    let views = [FRONT, "observation.images.sideview_rgb", recipes::WRIST];
+    EpisodeDataConfig { frame_stride, actions: libero(), ..recipes::episodes(dataset, &views, sample) }
 }
 
 fn tiny_root() -> PathBuf {
@@ -95,7 +69,7 @@ fn open(config: &EpisodeDataConfig) -> Result<EpisodeSet> {
         LatentSource::Videos => TextConfig::HashedWords,
         LatentSource::Official => TextConfig::LatentFiles,
     };
-    EpisodeSet::open(config, &model(), &text)
+    EpisodeSet::open(config, &recipes::episode_model(), &text)
 }
 
 fn shipped() -> LinearCodec {
@@ -321,11 +295,14 @@ fn a_recipe_that_does_not_fit_is_refused() {
     assert_eq!(code(&|it| it.validation_episodes = vec![0, 1, 2, 3]), "empty_split");
     assert_eq!(code(&|it| it.frame_stride = 0), "frame_stride_zero");
     assert_eq!(code(&|it| it.tile = Tile::RobotwinTshape), "tile_size");
-    let patches = LingbotModelConfig { patch_size: [1, 3, 2], ..model() };
+    let patches = LingbotModelConfig { patch_size: [1, 3, 2], ..recipes::episode_model() };
     assert_eq!(EpisodeSet::open(&config, &patches, &TextConfig::HashedWords).unwrap_err().code, "tile_size");
-    let short = LingbotModelConfig { text_len: 3, ..model() };
+    let short = LingbotModelConfig { text_len: 3, ..recipes::episode_model() };
     assert_eq!(EpisodeSet::open(&config, &short, &TextConfig::HashedWords).unwrap_err().code, "prompt_too_long");
-    assert_eq!(EpisodeSet::open(&config, &model(), &TextConfig::LatentFiles).unwrap_err().code, "text_mismatch");
+    assert_eq!(
+        EpisodeSet::open(&config, &recipes::episode_model(), &TextConfig::LatentFiles).unwrap_err().code,
+        "text_mismatch"
+    );
 }
 
 // Latents from videos.
@@ -441,7 +418,7 @@ fn a_sample_of_latent_files_is_what_the_files_hold() {
     assert_eq!(set.wrist_frames(id(VARIED), 0..5).unwrap(), None, "there are no videos");
 
     // Text may come from elsewhere.
-    let hashed = EpisodeSet::open(&published.config, &model(), &TextConfig::HashedWords).unwrap();
+    let hashed = EpisodeSet::open(&published.config, &recipes::episode_model(), &TextConfig::HashedWords).unwrap();
     let sample = hashed.load(id(VARIED), None, None).unwrap();
     assert_eq!(&sample.text, hashed.text().rows(&sample.prompt).unwrap());
 }

@@ -141,7 +141,10 @@ fn the_token_is_the_one_that_the_hubs_own_tools_would_use() {
         let (output, document) = ask(&hub.endpoint, "owner/model", &variables, token);
         assert_eq!(output.status.code(), Some(0), "{document}");
         let asked = hub.asked.lock().unwrap();
-        assert!(asked.iter().all(|(_, bearer)| *bearer == Some(format!("Bearer {wanted}"))), "{variables:?}: {asked:?}");
+        assert!(
+            asked.iter().all(|(_, bearer)| *bearer == Some(format!("Bearer {wanted}"))),
+            "{variables:?}: {asked:?}"
+        );
     }
 }
 
@@ -157,7 +160,10 @@ fn a_renamed_repository_is_followed_and_the_token_goes_nowhere_else() {
     for target in [format!("{}/api/models/owner/renamed/auth-check", other.endpoint), "//127.0.0.1/x".into()] {
         let hub = FakeHub::redirecting(302, &target);
         let (output, document) = check(&hub.endpoint, Some(TOKEN), "owner/model");
-        assert_eq!((output.status.code(), document["problems"][0]["code"].as_str()), (Some(69), Some("hub_unreachable")));
+        assert_eq!(
+            (output.status.code(), document["problems"][0]["code"].as_str()),
+            (Some(69), Some("hub_unreachable"))
+        );
     }
     assert!(other.asked.lock().unwrap().is_empty());
     let endless = FakeHub::redirecting(302, "/api/models/owner/model/auth-check");

@@ -115,6 +115,37 @@ fn the_arms_are_equal_at_step_0_and_differ_afterwards() {
     assert_eq!(shared("m1"), shared("m2"));
 }
 
+/// Parity at the start of an arm: the clips, the weights, and what the untrained model says of the first picture.
+#[test]
+fn an_arm_that_begins_otherwise_than_its_peers_is_not_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = |name: &str, recipe: &XwamRecipe| WorkerSpec { stop_after: Some(1), ..spec(folder.path(), name, recipe) };
+    train(one("m1", &recipe(false))).0.unwrap();
+    let beside = |name: &str, recipe: &XwamRecipe| {
+        let peers = ["m1", "not_begun"].map(|peer| RunDir::new(folder.path().join(peer)));
+        WorkerSpec { peers: peers.into(), ..one(name, recipe) }
+    };
+    assert_eq!(train(beside("equal", &recipe(true))).0.unwrap(), Exit::Stopped);
+
+    let refused = |name: &str, recipe: &XwamRecipe, words: &str| {
+        let (result, events) = train(beside(name, recipe));
+        let error = result.unwrap_err();
+        assert_eq!((error.exit, error.code), (Exit::Refused, "arms_differ"), "{error}");
+        assert!(error.what.contains(words), "{error}");
+        assert!(losses(&events).is_empty(), "not one step");
+    };
+    let mut other = recipe(true);
+    other.train.seed += 1;
+    refused("seed", &other, "initial_shared_weights is ");
+    let mut other = recipe(true);
+    other.data.clip_stride *= 2;
+    refused("clips", &other, "data is ");
+    // The same by every record, and another function all the same.
+    let mut other = recipe(true);
+    other.validation.sample_steps += 1;
+    refused("sampler", &other, "before the first step wrist_lpips of ");
+}
+
 #[test]
 fn a_changed_configuration_is_refused_and_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,9 +4,10 @@
 //! answers does not matter here, only that it answers: no panic, no endless loop, no memory that grows with a number in a
 //! file. The corpus is the repository's own test data.
 
-use lbva_tui::config::{
-    self, ActionConfig, EpisodeDataConfig, LatentSource, LingbotModelConfig, SampleUnit, TextConfig, Tile,
-};
+#[path = "../../tests/recipes/mod.rs"]
+mod recipes;
+
+use lbva_tui::config::{self, EpisodeDataConfig, LatentSource, SampleUnit, TextConfig};
 use lbva_tui::data::columns::ColumnFile;
 use lbva_tui::data::lerobot::Metadata;
 use lbva_tui::data::video::VideoFile;
@@ -52,17 +53,12 @@ impl Readers {
         fs::copy(repository.join("tests/data/latent_files/empty_emb.pt"), dataset.join("empty_emb.pt"))
             .expect("copied");
         let config = EpisodeDataConfig {
-            dataset,
-            views: vec![VIEW.into()],
-            wrist_view: VIEW.into(),
-            tile: Tile::Row,
             latents: LatentSource::Official,
             frame_stride: 4,
-            sample: SampleUnit::Segment,
-            validation_episodes: vec![1],
-            actions: ActionConfig { channels: (0..7).collect(), q01: vec![-1.0; 7], q99: vec![1.0; 7] },
+            ..recipes::episodes(&dataset, &[VIEW], SampleUnit::Segment)
         };
-        let episodes = EpisodeSet::open(&config, &model(), &TextConfig::LatentFiles).expect("the tiny dataset");
+        let episodes =
+            EpisodeSet::open(&config, &recipes::episode_model(), &TextConfig::LatentFiles).expect("the tiny dataset");
         fs::create_dir_all(folder.path().join("run/attempts/0001")).expect("a run");
         fs::create_dir_all(folder.path().join("step-00000001")).expect("a checkpoint");
         copy(&repository.join("tests/data/robosuite_tiny_v21/meta"), &folder.path().join("described/meta"));
@@ -125,23 +121,6 @@ impl Readers {
         };
         let words = error.map(|error| error.to_string()).unwrap_or_default();
         assert!(!words.contains('\n') && words.len() < 4000, "an error is a line: {words}");
-    }
-}
-
-fn model() -> LingbotModelConfig {
-    LingbotModelConfig {
-        dim: 96,
-        ffn_dim: 192,
-        num_heads: 4,
-        num_layers: 2,
-        in_dim: 48,
-        out_dim: 48,
-        patch_size: [1, 2, 2],
-        action_dim: 30,
-        freq_dim: 64,
-        text_dim: 4,
-        text_len: 64,
-        eps: 1e-6,
     }
 }
 

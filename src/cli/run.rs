@@ -93,6 +93,8 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
     let detached = std::env::var_os(DETACHED_WORKER_VARIABLE).is_some();
     let job = InsideJob::from_environment();
     let warnings = job.iter().filter_map(|job| other_program(job, &run)).collect();
+    let others = experiment.arms.iter().filter(|other| other.name != arm.name);
+    let others = others.map(|other| ExperimentRuns::new(&experiment.directory).run(&other.name));
     let spec = WorkerSpec {
         experiment: experiment.name.clone(),
         arm: arm.name.clone(),
@@ -109,6 +111,7 @@ pub fn train_here(session: &Session, arm: &Arm, global: &Global) -> Result<Exit>
         command_line: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
         code_version: super::code_version(),
         accepted: session.accepted.clone(),
+        peers: if experiment.arms_start_equal() { others.collect() } else { Vec::new() },
     };
     let stop = StopFlag::on_signals()?;
     // A detached worker's output is its log already.

@@ -1,5 +1,6 @@
 //! Numeric columns of one episode's parquet file, as rows of f32.
 
+use parquet::column::page::PageReader;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::DataType;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -9,6 +10,9 @@ use std::path::Path;
 
 use super::lerobot::{is_lfs_pointer, lfs_pointer};
 use crate::{Error, Result};
+
+/// Numbers that a column of one episode may have: six hours of a hundred at 30 rows a second.
+const MOST_VALUES: usize = 1 << 26;
 
 /// A column of vectors: `rows` times `width` values, row after row.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +95,7 @@ impl<'a> ColumnFile<'a> {
         };
         let levels = (schema.column(leaf).max_def_level(), schema.column(leaf).max_rep_level());
         let mut column = Rows { levels, values: Vec::new(), lengths: Vec::new() };
+        let mut promised = 0;
         for group in 0..self.reader.num_row_groups() {
             let group_rows = self.reader.metadata().row_group(group).num_rows();
             let group_rows = usize::try_from(group_rows).unwrap_or(0);
@@ -98,6 +103,13 @@ impl<'a> ColumnFile<'a> {
                 Error::data("not_openable", format!("column {name} cannot be read: {error}")).at(self.path)
             };
             let reader = self.reader.get_row_group(group).map_err(broken)?;
+            promised += promised_values(reader.get_column_page_reader(leaf).map_err(broken)?).map_err(broken)?;
+            if promised > MOST_VALUES {
+                let what = format!("column {name} has {promised} values or more, {MOST_VALUES} at most can be read");
+                return Err(Error::data("not_openable", what)
+                    .at(self.path)
+                    .hint("copy the file again from its source"));
+            }
             let reader = reader.get_column_reader(leaf).map_err(broken)?;
             let read = match reader {
                 ColumnReader::FloatColumnReader(reader) => column.append(reader, group_rows, f64::from),
@@ -126,6 +138,25 @@ impl<'a> ColumnFile<'a> {
     fn wrong_type(&self, name: &str, why: &str) -> Error {
         Error::data("wrong_type", format!("column {name} {why}")).at(self.path)
     }
+}
+
+/// How many values the pages of a column say they have. Runs of equal values take no room, so a few damaged bytes can promise
+/// billions, and a column reader makes room for all of them before it looks.
+fn promised_values(pages: Box<dyn PageReader>) -> Result<usize, parquet::errors::ParquetError> {
+    let mut promised = 0;
+    for page in pages {
+        let page = page?;
+        let values = page.num_values() as usize;
+        match page.is_dictionary_page() {
+            true if values > page.buffer().len() => {
+                let what = format!("its dictionary says {values} values and has {} bytes", page.buffer().len());
+                return Err(parquet::errors::ParquetError::General(what));
+            }
+            true => {}
+            false => promised += values,
+        }
+    }
+    Ok(promised)
 }
 
 enum Fault {

@@ -80,7 +80,8 @@ impl GeometryCache {
             Err(error) => return Err(error),
         };
         let info: GeometryInfo = parse_json(&text, &path, 0)?;
-        let hash = |text: &String| text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let hash =
+            |text: &String| text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         if !hash(&info.sha256_of_files) || !info.weights_sha256.iter().all(hash) || info.input_size.contains(&0) {
             let what = "weights_sha256 or sha256_of_files is no SHA-256 in small hex digits, or input_size is 0";
             return Err(Error::data("broken_metadata", what).at(&path));

@@ -78,12 +78,7 @@ pub fn inspect(dataset: &Path) -> Result<(TokenSummary, Vec<Error>)> {
             problems.push(Error::data("token_checksum", what).at(cache.folder().join("info.json")).hint(hint));
         }
     }
-    let summary = TokenSummary {
-        info,
-        episodes: episodes.len(),
-        frames,
-        sha256: sha256_hex(list.as_bytes()),
-    };
+    let summary = TokenSummary { info, episodes: episodes.len(), frames, sha256: sha256_hex(list.as_bytes()) };
     Ok((summary, problems))
 }
 

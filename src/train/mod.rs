@@ -19,6 +19,7 @@ pub mod noop;
 mod open;
 pub mod optimizer;
 pub mod packing_check;
+mod peers;
 pub mod profile;
 mod saver;
 pub mod schedule;

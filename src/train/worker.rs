@@ -11,6 +11,7 @@ use super::forecast;
 use super::leave::{Surroundings, Then};
 use super::measure::averages;
 use super::open::{Opening, open};
+use super::peers;
 use super::profile::{MicroStepProfile, MicroStepQuota, milliseconds};
 use super::saver::{Saver, check_space};
 use super::schedule::{count, rate_at};
@@ -62,6 +63,8 @@ pub struct WorkerSpec {
     pub code_version: String,
     /// Fields in which this attempt may differ from the run's record ([`crate::runlog::check_binding`]).
     pub accepted: Vec<String>,
+    /// Runs of the experiment's other arms, if all must be the same function before the first step.
+    pub peers: Vec<RunDir>,
 }
 
 /// Processes that train one arm together. The record of a run has it, since another number sums in another order.
@@ -254,6 +257,10 @@ fn train(
     }
     let identity = identity(spec, stop, task.as_ref(), &initial, provenance.map(|from| from.hash), journal)?;
     journal.writer.bind_identity(&identity)?;
+    // Later differences are changes that somebody accepted, and the report tells them.
+    if from.is_none() && spec.accepted.is_empty() {
+        peers::check_identity(&identity, &spec.peers)?;
+    }
     let engine_spec = EngineSpec {
         device: recipe.device(),
         precision: recipe.precision(),
@@ -388,6 +395,9 @@ fn advance(
                     return state.stop(&by, journal);
                 }
             }
+        }
+        if step == 0 {
+            peers::check_start(&spec.run, &spec.peers)?;
         }
         if step >= train.steps {
             return Ok(Ended::Finished);

@@ -1,7 +1,10 @@
 //! Recipes that the tests read datasets with.
 #![allow(dead_code)] // each test file uses its own part
 
-use lbva_tui::config::{DataConfig, GeometryConfig, ModelConfig, RobotLayout};
+use lbva_tui::config::{
+    ActionConfig, DataConfig, EpisodeDataConfig, GeometryConfig, LatentSource, LingbotModelConfig, ModelConfig,
+    RobotLayout, SampleUnit, Tile,
+};
 use std::path::{Path, PathBuf};
 
 pub const WRIST: &str = "observation.images.eye_in_hand_rgb";
@@ -49,5 +52,38 @@ pub fn model(geometry: bool) -> ModelConfig {
             source_views: 2,
             seed: 1,
         },
+    }
+}
+
+/// Of LingBot-VA. Its sizes matter only where a sample's arrays are shaped.
+pub fn episode_model() -> LingbotModelConfig {
+    LingbotModelConfig {
+        dim: 96,
+        ffn_dim: 192,
+        num_heads: 4,
+        num_layers: 2,
+        in_dim: 48,
+        out_dim: 48,
+        patch_size: [1, 2, 2],
+        action_dim: 30,
+        freq_dim: 64,
+        text_dim: 4,
+        text_len: 64,
+        eps: 1e-6,
+    }
+}
+
+/// These views of a dataset, the last one the wrist's, frame by frame from its videos.
+pub fn episodes(dataset: &Path, views: &[&str], sample: SampleUnit) -> EpisodeDataConfig {
+    EpisodeDataConfig {
+        dataset: dataset.to_owned(),
+        views: views.iter().map(|view| (*view).to_owned()).collect(),
+        wrist_view: views.last().copied().unwrap_or_default().to_owned(),
+        tile: Tile::Row,
+        latents: LatentSource::Videos,
+        frame_stride: 1,
+        sample,
+        validation_episodes: vec![1],
+        actions: ActionConfig { channels: (0..7).collect(), q01: vec![-1.0; 7], q99: vec![1.0; 7] },
     }
 }

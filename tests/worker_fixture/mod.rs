@@ -25,6 +25,7 @@ pub fn spec_of(folder: &Path, name: &str, recipe: Recipe) -> WorkerSpec {
         command_line: vec!["test".into()],
         code_version: "test".into(),
         accepted: vec![],
+        peers: vec![],
     }
 }
 
