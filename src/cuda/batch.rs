@@ -8,6 +8,7 @@ use super::ops::{Ops, Turns};
 use crate::model::{Placement, Sight};
 use crate::ops::{AttentionPlan, Group, TileLists};
 use crate::{Error, Result};
+use std::sync::Arc;
 
 /// Most tokens of a segment: what one block of a kernel sums up.
 const SEGMENT: usize = 32;
@@ -15,6 +16,20 @@ const SEGMENT: usize = 32;
 /// Host tables of a batch.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchTables {
+    /// Of every token.
+    pub all: TokenTables,
+    /// The tokens that heads read, in their order, and what belongs to them; `None`: all.
+    pub read: Option<(Vec<i32>, TokenTables)>,
+    /// [N, 3]
+    positions: Vec<f64>,
+    axis: Vec<i32>,
+    frequency: Vec<f64>,
+    pub attention: AttentionLists,
+}
+
+/// What is looked up by token: N of them over R modulation rows.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenTables {
     /// [N]
     pub row_of_token: Vec<i32>,
     /// [N], the tokens of row 0, of row 1, ...
@@ -23,12 +38,7 @@ pub(crate) struct BatchTables {
     pub segment_start: Vec<i32>,
     /// [R + 1]
     pub row_segment_start: Vec<i32>,
-    /// [N, 3]
-    positions: Vec<f64>,
-    axis: Vec<i32>,
-    frequency: Vec<f64>,
-    pub attention: AttentionLists,
-    pub text_attention: AttentionLists,
+    pub text: AttentionLists,
 }
 
 /// An attention plan as its kernels read it.
@@ -76,47 +86,53 @@ impl BatchTables {
         let row_of_token: Vec<usize> = (0..batch)
             .flat_map(|sample| placement.rows.of_token.iter().map(move |row| sample * row_count + row))
             .collect();
-        let (tokens_by_row, segment_start, row_segment_start) = segments(&row_of_token, batch * row_count);
-        let (attention, text_attention) = match &placement.sight {
-            Sight::Planned { tokens, text } if batch == 1 => {
-                (AttentionLists::new(tokens, tiling), AttentionLists::new(text, tiling))
-            }
+        let (token_plan, text_plan) = match &placement.sight {
+            Sight::Planned { tokens, text } if batch == 1 => (Arc::clone(tokens), Arc::clone(text)),
             Sight::Planned { .. } => return Err(Error::crash("a packed sequence is one sample")),
-            Sight::Everything => (
-                AttentionLists::new(&samples_apart(batch, tokens, tokens)?, tiling),
-                AttentionLists::new(&samples_apart(batch, tokens, text)?, tiling),
-            ),
+            Sight::Everything => {
+                (Arc::new(samples_apart(batch, tokens, tokens)?), Arc::new(samples_apart(batch, tokens, text)?))
+            }
         };
-        let ints = |values: Vec<usize>| values.into_iter().map(|value| value as i32).collect::<Vec<_>>();
+        let read = match &placement.read {
+            None => None,
+            Some(_) if batch != 1 => return Err(Error::crash("tokens are picked from one sample")),
+            Some(read) => {
+                let rows = read.iter().map(|token| row_of_token[*token as usize]).collect::<Vec<_>>();
+                let tables = TokenTables::new(&rows, row_count, &text_plan.of_queries(read)?, tiling);
+                Some((read.iter().map(|token| *token as i32).collect(), tables))
+            }
+        };
         Ok(Self {
-            row_of_token: ints(row_of_token),
-            tokens_by_row: ints(tokens_by_row),
-            segment_start: ints(segment_start),
-            row_segment_start: ints(row_segment_start),
+            all: TokenTables::new(&row_of_token, batch * row_count, &text_plan, tiling),
+            read,
             positions: placement.table.positions().concat().repeat(batch),
             axis: placement.table.frequencies().iter().map(|(axis, _)| *axis as i32).collect(),
             frequency: placement.table.frequencies().iter().map(|(_, frequency)| *frequency).collect(),
-            attention,
-            text_attention,
+            attention: AttentionLists::new(&token_plan, tiling),
         })
     }
 
     /// N
     pub fn tokens(&self) -> usize {
-        self.row_of_token.len()
+        self.all.row_of_token.len()
+    }
+
+    /// Tokens that heads read.
+    pub fn tokens_read(&self) -> usize {
+        self.read.as_ref().map_or(self.tokens(), |(tokens, _)| tokens.len())
     }
 
     /// Rows of text.
     pub fn text(&self) -> usize {
-        self.text_attention.keys
+        self.all.text.keys
     }
 
     pub fn rows(&self) -> usize {
-        self.row_segment_start.len() - 1
+        self.all.row_segment_start.len() - 1
     }
 
     pub fn segments(&self) -> usize {
-        self.segment_start.len() - 1
+        self.all.segments()
     }
 
     /// Has the device compute the rotary turns.
@@ -128,6 +144,24 @@ impl BatchTables {
         let frequency = upload(&ops.launcher, arena, &self.frequency)?;
         ops.rope_table(positions, axis, frequency, &turns, self.tokens())?;
         Ok(turns)
+    }
+}
+
+impl TokenTables {
+    fn new(row_of_token: &[usize], rows: usize, text: &AttentionPlan, tiling: &Tiling) -> Self {
+        let (tokens_by_row, segment_start, row_segment_start) = segments(row_of_token, rows);
+        let ints = |values: &[usize]| values.iter().map(|&value| value as i32).collect::<Vec<_>>();
+        Self {
+            row_of_token: ints(row_of_token),
+            tokens_by_row: ints(&tokens_by_row),
+            segment_start: ints(&segment_start),
+            row_segment_start: ints(&row_segment_start),
+            text: AttentionLists::new(text, tiling),
+        }
+    }
+
+    pub fn segments(&self) -> usize {
+        self.segment_start.len() - 1
     }
 }
 

@@ -280,7 +280,7 @@ impl Engine {
             self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
             Ok(tensor)
         };
-        // A boundary as a variable, without copying it twice.
+        // A stream as a variable, without copying it twice.
         let variable = |from: Slice<f32>, shape: &[usize]| -> Result<Var> {
             let tensor = uninitialised(shape, true, &self.gpu)?;
             self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
@@ -288,21 +288,22 @@ impl Engine {
         };
         let stream_shape = [batch, tokens, width];
 
-        copy_in(&front_x, pass.boundary(0))?;
+        copy_in(&front_x, pass.input(0))?;
         pass.work_in(Arena::new(base + needed.kept, needed.scratch, operand));
         let mut insertion_inputs: BTreeMap<usize, Tensor> = BTreeMap::new();
         for layer in 0..depth {
             if let (Some(branch), Some(geometry)) = (model.insertion(layer), &conditioning.geometry) {
-                let x = copy_out(pass.boundary(layer), &stream_shape)?;
+                let x = copy_out(pass.input(layer), &stream_shape)?;
                 let inserted = branch.forward(&x, &geometry.detach(), model.placement(&layout).video_tokens)?;
-                copy_in(&inserted, pass.boundary(layer))?;
+                copy_in(&inserted, pass.input(layer))?;
                 insertion_inputs.insert(layer, x);
             }
             pass.forward(layer)?;
         }
         clock.tick(&self.gpu)?;
 
-        let last = variable(pass.boundary(depth), &stream_shape)?;
+        let (output_stream, output_gradient) = pass.output();
+        let last = variable(output_stream, &[batch, output_stream.len() / (batch * width), width])?;
         let output = model.back(last.as_tensor(), &conditioning, &layout)?;
         let losses = loss(&output)?;
         let store = (&losses.total * weight)?.backward()?;
@@ -312,7 +313,7 @@ impl Engine {
         collect(&store)?;
         let mut cotangents: Vec<Option<Tensor>> = vec![None; shared.len()];
         accumulate(&store, &shared, &mut cotangents)?;
-        copy_in(&required(&store, &last)?, pass.dx)?;
+        copy_in(&required(&store, &last)?, output_gradient)?;
         drop(store);
         drop(last);
         let losses = losses.detach();
@@ -324,18 +325,20 @@ impl Engine {
             if let (Some(branch), Some(x), Some(geometry)) =
                 (model.insertion(layer), insertion_inputs.remove(&layer), &conditioning.geometry)
             {
+                let (stream, gradient) = pass.between();
+                copy_in(&x, stream)?;
                 let x = Var::from_tensor(&x)?;
                 let y = branch.forward(x.as_tensor(), geometry, model.placement(&layout).video_tokens)?;
-                let cotangent = copy_out(pass.dx, &stream_shape)?;
+                let cotangent = copy_out(gradient, &stream_shape)?;
                 let store = pull(&y, cotangent)?.backward()?;
                 collect(&store)?;
                 accumulate(&store, &shared, &mut cotangents)?;
-                copy_in(&required(&store, &x)?, pass.dx)?;
+                copy_in(&required(&store, &x)?, gradient)?;
             }
         }
         clock.tick(&self.gpu)?;
 
-        let stream_gradient = copy_out(pass.dx, &stream_shape)?;
+        let stream_gradient = copy_out(pass.between().1, &stream_shape)?;
         let e0_gradient = copy_out(pass.e0_gradient, e0.dims())?.to_dtype(e0.dtype())?;
         let text_gradient = copy_out(pass.text_gradient, text.dims())?.to_dtype(text.dtype())?;
         // The first and third of the shared tensors are read by the trunk alone.

@@ -58,6 +58,9 @@ pub struct Placement {
     pub sight: Sight,
     /// How many of the L tokens, from the front, the geometry branch reaches.
     pub video_tokens: usize,
+    /// The tokens that heads read, in the order in which they read them; `None`: all. What the last block computes of
+    /// others beyond keys and values is nobody's.
+    pub read: Option<Vec<u32>>,
 }
 
 /// Which keys a query sees.

@@ -112,6 +112,7 @@ impl Layout {
             rows: Rows::new(sequence.row_of_token().to_vec(), sequence.rows()),
             sight: Sight::Planned { tokens: Arc::clone(sequence.attention()), text },
             video_tokens: 0,
+            read: Some([sequence.noisy_video(), sequence.noisy_action()].concat()),
         };
         Ok(Self { sequence: Arc::new(sequence), frames, tokens, placement })
     }
@@ -366,12 +367,13 @@ impl Transformer for LingbotModel {
         let total: usize = layout.frames.iter().sum();
         let [h, w] = layout.tokens.grid;
         // Rows of the noisy video come first, those of the noisy actions after both video copies.
-        let head = |positions: &[u32], first_row: usize, projection: &Linear| -> Result<Tensor> {
-            let tokens = take_rows(&x.squeeze(0)?, positions, None)?.unsqueeze(0)?;
+        let head = |first_token: usize, tokens: usize, first_row: usize, projection: &Linear| -> Result<Tensor> {
+            let tokens = x.narrow(1, first_token, tokens)?;
             self.head(&tokens, &conditioning.e.narrow(1, first_row, total)?, projection)
         };
-        let video = head(sequence.noisy_video(), 0, &self.video_head)?;
-        let action = head(sequence.noisy_action(), 2 * total, &self.action_head)?;
+        let (videos, actions) = (sequence.noisy_video().len(), sequence.noisy_action().len());
+        let video = head(0, videos, 0, &self.video_head)?;
+        let action = head(videos, actions, 2 * total, &self.action_head)?;
         let mut first = 0;
         let mut outputs = Vec::with_capacity(layout.frames.len());
         for &frames in &layout.frames {

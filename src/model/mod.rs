@@ -11,6 +11,7 @@ mod parameters;
 mod timestep;
 mod xwam;
 
+use crate::ops::take_rows;
 use candle_core::{Result, Tensor};
 
 pub use block::{Block, BlockNames, Conditioning, Placement, Sight};
@@ -67,7 +68,15 @@ pub trait Transformer {
     /// One trunk block, x [B, L, D] -> [B, L, D].
     fn block(&self, layer: usize, x: &Tensor, conditioning: &Conditioning, layout: &Self::Layout) -> Result<Tensor>;
 
-    /// Heads.
+    /// The tokens that heads read, of x [B, L, D] after the last block, in their order.
+    fn read(&self, x: &Tensor, layout: &Self::Layout) -> Result<Tensor> {
+        match &self.placement(layout).read {
+            None => Ok(x.clone()),
+            Some(tokens) => take_rows(&x.squeeze(0)?, tokens, None)?.unsqueeze(0),
+        }
+    }
+
+    /// Heads, on what [`Self::read`] gives.
     fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Self::Layout) -> Result<Self::Output>;
 
     /// The same numbers without the graph behind them.
@@ -80,6 +89,6 @@ pub trait Transformer {
         for layer in 0..self.depth() {
             x = self.block(layer, &x, &conditioning, &layout)?;
         }
-        self.back(&x, &conditioning, &layout)
+        self.back(&self.read(&x, &layout)?, &conditioning, &layout)
     }
 }

@@ -95,7 +95,8 @@ impl Layout {
         }
         let table = RopeTable::new(&positions, RopeTable::xwam_axes(config.dim / config.num_heads));
         let rows = Rows::new(row_of_token, frames + actions + proprios);
-        let placement = Placement { table, rows, sight: Sight::Everything, video_tokens: frames * per_frame };
+        let placement =
+            Placement { table, rows, sight: Sight::Everything, video_tokens: frames * per_frame, read: None };
         Ok(Self { frames, views, grid, actions, proprios, placement })
     }
 

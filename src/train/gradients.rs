@@ -106,7 +106,7 @@ fn recomputed<M: Transformer>(
     }
 
     let last = Var::from_tensor(&boundaries[model.depth()])?;
-    let output = model.back(last.as_tensor(), &conditioning, &layout)?;
+    let output = model.back(&model.read(last.as_tensor(), &layout)?, &conditioning, &layout)?;
     let losses = loss(&output)?;
     let forward = started.elapsed();
     let store = losses.total.backward()?;
