@@ -18,13 +18,21 @@ const SEGMENT: usize = 32;
 pub(crate) struct BatchTables {
     /// Of every token.
     pub all: TokenTables,
+    /// Which token each row of the embedders is, -1: none; `None`: rows are tokens.
+    pub place_of_row: Option<Vec<i32>>,
+    /// Whether some token is no row: padding.
+    pub has_padding: bool,
     /// The tokens that heads read, in their order, and what belongs to them; `None`: all.
     pub read: Option<(Vec<i32>, TokenTables)>,
+    /// How many tokens each head reads.
+    pub read_by_head: Vec<usize>,
     /// [N, 3]
     positions: Vec<f64>,
     axis: Vec<i32>,
     frequency: Vec<f64>,
     pub attention: AttentionLists,
+    /// [P, 2], the rows of text that some query sees together, by prompt.
+    pub prompts: Vec<i32>,
 }
 
 /// What is looked up by token: N of them over R modulation rows.
@@ -79,8 +87,8 @@ impl AttentionLists {
 }
 
 impl BatchTables {
-    /// Tables for `batch` samples of one placement, with `text` rows of text each.
-    pub fn new(placement: &Placement, batch: usize, text: usize, tiling: &Tiling) -> Result<Self> {
+    /// Tables for `batch` samples of one placement, with `text` rows of text each; the embedders made `embedded` rows.
+    pub fn new(placement: &Placement, batch: usize, text: usize, embedded: usize, tiling: &Tiling) -> Result<Self> {
         let tokens = placement.rows.of_token.len();
         let row_count = placement.rows.count;
         let row_of_token: Vec<usize> = (0..batch)
@@ -96,19 +104,30 @@ impl BatchTables {
         let read = match &placement.read {
             None => None,
             Some(_) if batch != 1 => return Err(Error::crash("tokens are picked from one sample")),
-            Some(read) => {
+            Some(heads) => {
+                let read = &heads.concat();
                 let rows = read.iter().map(|token| row_of_token[*token as usize]).collect::<Vec<_>>();
                 let tables = TokenTables::new(&rows, row_count, &text_plan.of_queries(read)?, tiling);
                 Some((read.iter().map(|token| *token as i32).collect(), tables))
             }
         };
+        let read_by_head = match &placement.read {
+            None => vec![batch * tokens],
+            Some(heads) => heads.iter().map(Vec::len).collect(),
+        };
+        let place_of_row = placement.sources.as_ref().map(|sources| places(sources, embedded));
+        let has_padding = place_of_row.is_some() && embedded < tokens;
         Ok(Self {
+            place_of_row,
+            has_padding,
+            read_by_head,
             all: TokenTables::new(&row_of_token, batch * row_count, &text_plan, tiling),
             read,
             positions: placement.table.positions().concat().repeat(batch),
             axis: placement.table.frequencies().iter().map(|(axis, _)| *axis as i32).collect(),
             frequency: placement.table.frequencies().iter().map(|(_, frequency)| *frequency).collect(),
             attention: AttentionLists::new(&token_plan, tiling),
+            prompts: text_plan.key_spans().iter().flat_map(|span| [span.start as i32, span.end as i32]).collect(),
         })
     }
 
@@ -182,6 +201,17 @@ where
     Ok(slice)
 }
 
+/// Where each of `rows` rows goes, by where each token comes from; -1: nowhere.
+fn places(sources: &[u32], rows: usize) -> Vec<i32> {
+    let mut places = vec![-1; rows];
+    for (token, &source) in sources.iter().enumerate() {
+        if let Some(place) = places.get_mut(source as usize) {
+            *place = token as i32;
+        }
+    }
+    places
+}
+
 /// Each sample sees its own keys, all of them.
 fn samples_apart(batch: usize, queries: usize, keys: usize) -> Result<AttentionPlan> {
     let interval = |sample: usize, len: usize| (sample * len) as u32..((sample + 1) * len) as u32;
@@ -218,6 +248,11 @@ pub(super) fn segments(row_of_token: &[usize], rows: usize) -> (Vec<usize>, Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_find_the_tokens_that_came_from_them() {
+        assert_eq!(places(&[2, 0, 4, 4], 4), [1, -1, 0, -1], "4 is padding, rows 1 and 3 are nobody's");
+    }
 
     #[test]
     fn segments_cover_each_token_once_and_stay_in_their_row() {

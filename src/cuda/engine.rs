@@ -31,11 +31,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Left to the libraries and the driver when the arena is sized; a batch's own share is added on top.
-const RESERVE: u64 = 1 << 30;
-/// Bytes a token and channel that candle takes beside the embedders' part at its peak, which is in the heads' backward
-/// pass: the stream and its gradient from each head in f32, and half of the tokens a few times over.
-const BACK_BYTES: u64 = 36;
+/// Left to the libraries and the driver when the arena is sized; candle's share of a batch is added on top.
+const RESERVE: u64 = 512 << 20;
 
 /// Parameters, their gradients and the optimizer's state, all in one order on the device.
 #[derive(Debug)]
@@ -55,6 +52,7 @@ pub(crate) struct Engine {
     limit: Option<u64>,
     policy: Option<(KeepPolicy, Needed)>,
     peak_seen: AtomicU64,
+    account: MemoryAccount,
     collective: Box<dyn Collective>,
 }
 
@@ -66,6 +64,32 @@ struct OptimizerState {
     second: CudaSlice<f32>,
     /// Squared norm of the gradients, and scratch for its sum.
     norm: CudaSlice<f64>,
+}
+
+/// Bytes of a micro-step by whom they belong to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryAccount {
+    /// Parameters, gradients and the optimizer's.
+    pub state: u64,
+    /// The arena as it was allocated.
+    pub arena: u64,
+    /// The most that candle had beside these: until the trunk began, in the heads, and in the backward pass of trunk and
+    /// embedders.
+    pub islands: [u64; 3],
+    /// What `islands` was predicted to be at most.
+    pub predicted_islands: u64,
+}
+
+impl MemoryAccount {
+    /// The most that was allocated at once.
+    pub fn peak(&self) -> u64 {
+        self.state + self.arena + self.islands.into_iter().max().unwrap_or(0)
+    }
+
+    /// What that was predicted to be.
+    pub fn predicted(&self) -> u64 {
+        self.state + self.arena + self.predicted_islands
+    }
 }
 
 /// What a micro-step gave; its gradients are in the engine.
@@ -169,6 +193,7 @@ impl Engine {
             limit: None,
             policy: None,
             peak_seen: AtomicU64::new(0),
+            account: MemoryAccount::default(),
             collective: Box::new(Alone),
         })
     }
@@ -189,6 +214,22 @@ impl Engine {
     /// The policy of the last micro-step and the bytes that it was predicted to take.
     pub fn policy(&self) -> Option<(KeepPolicy, Needed)> {
         self.policy
+    }
+
+    /// Whose the memory of the last micro-step was.
+    pub fn account(&self) -> MemoryAccount {
+        self.account
+    }
+
+    /// Bytes of parameters, gradients and the optimizer's state.
+    fn state_bytes(&self) -> u64 {
+        let operand = if self.half { 2 } else { 4 };
+        let floats = |slice: &CudaSlice<f32>| 4 * slice.len() as u64;
+        let optimizer = self
+            .optimizer
+            .as_ref()
+            .map_or(0, |state| floats(&state.first) + floats(&state.second) + state.master.as_ref().map_or(0, floats));
+        (self.flat.len * operand) as u64 + floats(&self.gradients) + optimizer
     }
 
     /// What this process takes of the GPU, and the most that it took after any look.
@@ -244,17 +285,25 @@ impl Engine {
     ) -> Result<MicroStep> {
         let mut clock = Clock::default();
         clock.tick(&self.gpu)?;
+        self.gpu.take_peak()?;
         let layout = model.layout(input)?;
-        let (front_x, front) = model.front(input, &layout)?;
-        let (batch, tokens, width) = front_x.dims3()?;
-        let (_, text_rows, _) = front.text.dims3()?;
-        let tables = BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
+        let (rows, front) = model.front(input, &layout)?;
+        let placement = model.placement(&layout);
+        let width = model.trunk().width;
+        let (batch, text_rows, _) = front.text.dims3()?;
+        let embedded = rows.iter().map(Tensor::elem_count).sum::<usize>() / width;
+        let tables = BatchTables::new(placement, batch, text_rows, embedded, self.trunk.attention().tiling())?;
+        let tokens = tables.tokens() / batch;
         clock.tick(&self.gpu)?;
 
         let depth = self.trunk.depth();
         let flop = 3.0 * self.trunk.forward_flop(&tables);
         let (policy, needed) = self.fit(&tables)?;
         self.policy = Some((policy, needed));
+        self.account.state = self.state_bytes();
+        self.account.arena = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
+        let beside = self.account.state + self.account.arena;
+        let islands = |gpu: &Gpu| gpu.take_peak().map(|peak| peak.saturating_sub(beside));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
         let operand = if self.half { 2 } else { 4 };
@@ -288,7 +337,9 @@ impl Engine {
         };
         let stream_shape = [batch, tokens, width];
 
-        copy_in(&front_x, pass.input(0))?;
+        let rows = rows.iter().map(Tensor::contiguous).collect::<candle_core::Result<Vec<_>>>()?;
+        let parts = rows.iter().map(|part| operand_slice(part, &self.gpu)).collect::<Result<Vec<_>>>()?;
+        pass.embed(&parts)?;
         pass.work_in(Arena::new(base + needed.kept, needed.scratch, operand));
         let mut insertion_inputs: BTreeMap<usize, Tensor> = BTreeMap::new();
         for layer in 0..depth {
@@ -301,10 +352,19 @@ impl Engine {
             pass.forward(layer)?;
         }
         clock.tick(&self.gpu)?;
+        self.account.islands[0] = islands(&self.gpu)?;
 
         let (output_stream, output_gradient) = pass.output();
-        let last = variable(output_stream, &[batch, output_stream.len() / (batch * width), width])?;
-        let output = model.back(last.as_tensor(), &conditioning, &layout)?;
+        // What each head reads, and where its gradient goes.
+        let mut read = Vec::new();
+        let mut first = 0;
+        for tokens in &tables.read_by_head {
+            let part = |slice: Slice<f32>| slice.part(first * width, tokens * width, bytes);
+            read.push((variable(part(output_stream), &[batch, tokens / batch, width])?, part(output_gradient)));
+            first += tokens;
+        }
+        let tensors: Vec<Tensor> = read.iter().map(|(variable, _)| variable.as_tensor().clone()).collect();
+        let output = model.back(&tensors, &conditioning, &layout)?;
         let losses = loss(&output)?;
         let store = (&losses.total * weight)?.backward()?;
         let collect = |store: &GradStore| {
@@ -313,12 +373,14 @@ impl Engine {
         collect(&store)?;
         let mut cotangents: Vec<Option<Tensor>> = vec![None; shared.len()];
         accumulate(&store, &shared, &mut cotangents)?;
-        copy_in(&required(&store, &last)?, output_gradient)?;
-        drop(store);
-        drop(last);
+        for (variable, gradient) in &read {
+            copy_in(&required(&store, variable)?, *gradient)?;
+        }
+        drop((store, read, tensors));
         let losses = losses.detach();
         drop(output);
         clock.tick(&self.gpu)?;
+        self.account.islands[1] = islands(&self.gpu)?;
 
         for layer in (0..depth).rev() {
             pass.backward(layer)?;
@@ -338,7 +400,6 @@ impl Engine {
         }
         clock.tick(&self.gpu)?;
 
-        let stream_gradient = copy_out(pass.between().1, &stream_shape)?;
         let e0_gradient = copy_out(pass.e0_gradient, e0.dims())?.to_dtype(e0.dtype())?;
         let text_gradient = copy_out(pass.text_gradient, text.dims())?.to_dtype(text.dtype())?;
         // The first and third of the shared tensors are read by the trunk alone.
@@ -348,7 +409,13 @@ impl Engine {
                 None => gradient,
             });
         }
-        let mut seeds = vec![pull(&front_x, stream_gradient)?];
+        let gradients = rows.iter().map(Tensor::zeros_like).collect::<candle_core::Result<Vec<_>>>()?;
+        let parts = gradients.iter().map(|part| operand_slice(part, &self.gpu)).collect::<Result<Vec<_>>>()?;
+        pass.embed_backward(&parts)?;
+        let mut seeds = Vec::new();
+        for (part, gradient) in rows.iter().zip(gradients) {
+            seeds.push(pull(part, gradient)?);
+        }
         for (tensor, cotangent) in front.tensors().into_iter().zip(cotangents) {
             if let Some(cotangent) = cotangent {
                 seeds.push(pull(tensor, cotangent)?);
@@ -356,6 +423,7 @@ impl Engine {
         }
         collect(&Tensor::stack(&seeds, 0)?.sum_all()?.backward()?)?;
         clock.tick(&self.gpu)?;
+        self.account.islands[2] = islands(&self.gpu)?;
         self.gpu.synchronize()?;
         let times = DeviceTimes { flop, peak: if self.half { self.gpu.peak_flops } else { None }, ..clock.times()? };
         Ok(MicroStep { losses, times })
@@ -367,8 +435,9 @@ impl Engine {
         let (free, _) = self.gpu.memory()?;
         let size = self.trunk.size(tables);
         let stream = (size.tokens * size.width) as u64;
+        self.account.predicted_islands = BACK_BYTES * stream;
         let pool = self.gpu.unused_bytes()?;
-        let room = (free + pool + held).saturating_sub(RESERVE + BACK_BYTES * stream);
+        let room = (free + pool + held).saturating_sub(RESERVE + self.account.predicted_islands);
         let budget = self.limit.map_or(room, |limit| limit.min(room));
         let (policy, needed) = self.trunk.policy_within(tables, budget)?;
         let bytes = needed.bytes();

@@ -381,6 +381,12 @@ impl Ops {
         self.column_sum_second(scratch, gradient, blocks, width)
     }
 
+    /// Takes from the rows of each of `spans` [P, 2] their mean, by weights exp(`bias`) [S] if there is one; x [S, D].
+    pub fn center_rows(&self, x: Slice<Operand>, bias: Slice<f32>, spans: Slice<i32>, width: usize) -> Result<()> {
+        let grid = Grid::plane(width.div_ceil(64), spans.len() / 2, 256);
+        self.launcher.launch(&self.name("center_rows"), grid, &[x.into(), bias.into(), spans.into(), int(width)?])
+    }
+
     /// Row `index[i]` of x, of `bytes` bytes each (a multiple of 16), becomes row i of y.
     pub fn take_rows<E>(&self, x: Slice<E>, index: Slice<i32>, y: Slice<E>, bytes: usize) -> Result<()> {
         self.move_rows("take_rows", x, index, y, bytes)
@@ -389,6 +395,26 @@ impl Ops {
     /// Row i of x becomes row `index[i]` of y; other rows of y stay.
     pub fn put_rows<E>(&self, x: Slice<E>, index: Slice<i32>, y: Slice<E>, bytes: usize) -> Result<()> {
         self.move_rows("put_rows", x, index, y, bytes)
+    }
+
+    /// Rows [count, D] become rows `place[i]` of the stream x, or rows i without places.
+    pub fn embed_rows(&self, rows: Slice<Operand>, place: Slice<i32>, x: Slice<f32>, width: usize) -> Result<()> {
+        let count = rows.len() / width;
+        let arguments = [rows.into(), place.into(), x.into(), int(width)?, long(count)];
+        self.launcher.launch(&self.name("embed_rows"), Grid::new(rows.len().div_ceil(1024), 256), &arguments)
+    }
+
+    /// The gradient of [`Self::embed_rows`].
+    pub fn embed_rows_backward(
+        &self,
+        dx: Slice<f32>,
+        place: Slice<i32>,
+        d_rows: Slice<Operand>,
+        width: usize,
+    ) -> Result<()> {
+        let count = d_rows.len() / width;
+        let arguments = [dx.into(), place.into(), d_rows.into(), int(width)?, long(count)];
+        self.launcher.launch(&self.name("embed_rows_backward"), Grid::new(d_rows.len().div_ceil(1024), 256), &arguments)
     }
 
     fn move_rows<E>(&self, kernel: &str, x: Slice<E>, index: Slice<i32>, y: Slice<E>, bytes: usize) -> Result<()> {

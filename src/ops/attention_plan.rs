@@ -124,6 +124,21 @@ impl AttentionPlan {
         Self::new(queries.len(), self.keys, groups, self.key_bias.clone())
     }
 
+    /// Disjoint runs of keys, ascending, such that all keys of a query are in one.
+    pub fn key_spans(&self) -> Vec<Range<usize>> {
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        let mut ranges: Vec<Range<usize>> =
+            self.groups.iter().filter_map(|g| Some(g.intervals().next()?.start..g.intervals().last()?.end)).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        for range in ranges {
+            match spans.last_mut() {
+                Some(last) if range.start < last.end => last.end = last.end.max(range.end),
+                _ => spans.push(range),
+            }
+        }
+        spans
+    }
+
     /// How many (query, key) pairs see each other.
     pub fn visible_pairs(&self) -> u64 {
         self.groups.iter().map(|group| group.queries.len() as u64 * group.key_count() as u64).sum()
@@ -190,6 +205,9 @@ mod tests {
         let expected = [group(0..2, [0..1, 6..8, 0..0]), group(3..5, [1..3, 0..0, 0..0])];
         assert_eq!((picked.queries(), picked.groups(), picked.key_bias()), (6, &expected[..], plan.key_bias()));
         assert!(plan.of_queries(&[7]).is_err());
+        assert_eq!(plan.key_spans(), [0..8], "keys 1 and 2 lie between those of other queries");
+        let apart = [group(0..1, [4..6, 0..0, 0..0]), group(1..2, [0..3, 0..0, 0..0]), group(2..3, [3..4, 0..0, 0..0])];
+        assert_eq!(AttentionPlan::new(3, 6, apart.to_vec(), None).unwrap().key_spans(), [0..3, 3..4, 4..6]);
     }
 
     #[test]

@@ -90,7 +90,8 @@ fn recomputed<M: Transformer>(
     started: Instant,
 ) -> Result<(M::Output, Losses, Duration)> {
     let layout = model.layout(input)?;
-    let (front_x, front_conditioning) = model.front(input, &layout)?;
+    let (rows, front_conditioning) = model.front(input, &layout)?;
+    let front_x = model.sequence(&rows, &layout)?;
     let shared: Vec<Var> = front_conditioning
         .tensors()
         .into_iter()

@@ -38,7 +38,7 @@ pub(super) struct CrossInputs {
     pub rstd_q: Slice<f32>,
     /// [S, 2 D]
     pub kv: Slice<Operand>,
-    /// [S, D]
+    /// [S, D], less the mean of each prompt
     pub k_normed: Slice<Operand>,
     pub rstd_k: Slice<f32>,
 }
@@ -207,6 +207,8 @@ impl Pass<'_> {
         self.linear(self.condition.text, &weights.cross_kv, kv, text)?;
         let key = self.column(kv, 0, 2);
         ops.rms_norm_rope(key, weights.cross_norm_k, None, narrow(k_normed), rstd_k, text, width)?;
+        // Softmax does not see it, and its gradient sums to zero over keys: backward there is nothing to do.
+        ops.center_rows(k_normed, tokens.text.key_bias, self.tables.prompts, width)?;
         Ok(inputs)
     }
 

@@ -73,6 +73,11 @@ struct Tables {
     read: Option<Read>,
     turns: Turns,
     attention: AttentionTables,
+    /// Rows of the text by prompt, [P, 2].
+    prompts: Slice<i32>,
+    /// The token of each of the embedders' rows; null: they are in order.
+    place_of_row: Slice<i32>,
+    has_padding: bool,
 }
 
 /// Tokens that half a block runs over, and what is looked up by them.
@@ -246,7 +251,7 @@ impl Needed {
 }
 
 impl<'t> Pass<'t> {
-    /// Lays out what lives through the pass and copies the tables to the device. The caller fills `input(0)`.
+    /// Lays out what lives through the pass and copies the tables to the device. [`Self::embed`] comes next.
     pub fn begin(
         trunk: &'t Trunk,
         arena: &mut Arena,
@@ -282,6 +287,12 @@ impl<'t> Pass<'t> {
             read,
             turns: tables.turns(ops, arena)?,
             attention: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
+            prompts: upload(&ops.launcher, arena, &tables.prompts)?,
+            place_of_row: match &tables.place_of_row {
+                Some(places) => upload(&ops.launcher, arena, places)?,
+                None => Slice::null(),
+            },
+            has_padding: tables.has_padding,
         };
         Ok(Self {
             trunk,
@@ -300,6 +311,41 @@ impl<'t> Pass<'t> {
     /// Gives blocks a place to work in. It may change between blocks, and must be there while they run.
     pub fn work_in(&mut self, scratch: Arena) {
         self.scratch = scratch;
+    }
+
+    /// Makes the first block's input of the embedders' rows, [., D] a part.
+    pub fn embed(&self, parts: &[Slice<Operand>]) -> Result<()> {
+        let (ops, x) = (&self.trunk.ops, self.input(0));
+        if self.tables.has_padding {
+            ops.launcher.zero(x, self.size.operand_bytes)?;
+        }
+        self.each_part(parts, |part, place| ops.embed_rows(part, place, x, self.size.width))
+    }
+
+    /// The gradients of the embedders' rows, after the first block's backward pass.
+    pub fn embed_backward(&self, parts: &[Slice<Operand>]) -> Result<()> {
+        let ops = &self.trunk.ops;
+        self.each_part(parts, |part, place| ops.embed_rows_backward(self.dx, place, part, self.size.width))
+    }
+
+    /// Each part with the places of its rows.
+    fn each_part(
+        &self,
+        parts: &[Slice<Operand>],
+        work: impl Fn(Slice<Operand>, Slice<i32>) -> Result<()>,
+    ) -> Result<()> {
+        let places = self.tables.place_of_row;
+        let mut first = 0;
+        for part in parts {
+            let rows = part.len() / self.size.width;
+            let place = match places.len() {
+                0 => Slice::null(),
+                _ => places.part(first, rows, self.size.operand_bytes),
+            };
+            work(*part, place)?;
+            first += rows;
+        }
+        Ok(())
     }
 
     /// Input of block `layer` until that has run; [N, D].

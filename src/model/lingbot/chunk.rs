@@ -177,6 +177,7 @@ impl LingbotModel {
             rows: Rows::new(sequence.source_of_token()[..count].iter().map(is_action).collect(), 2),
             sight: Sight::Planned { tokens: Arc::new(plan), text: for_tokens(text_plan, count)? },
             video_tokens: 0,
+            sources: None,
             read: None,
         };
         let now = sinusoid_f32(&[0.0], self.config.freq_dim, self.head_modulation.dtype(), x.device())?;
@@ -221,6 +222,7 @@ impl LingbotModel {
                 text: for_tokens(&history.text_plan, count)?,
             },
             video_tokens: 0,
+            sources: None,
             read: None,
         };
         let now =
