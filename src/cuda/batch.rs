@@ -35,6 +35,18 @@ pub(crate) struct BatchTables {
     pub prompts: Vec<i32>,
 }
 
+/// A batch by its sizes alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchSize {
+    /// N, and those of them that heads read.
+    pub tokens: usize,
+    pub read: usize,
+    /// Rows of text.
+    pub text: usize,
+    /// Modulation rows.
+    pub rows: usize,
+}
+
 /// What is looked up by token: N of them over R modulation rows.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenTables {
@@ -129,6 +141,36 @@ impl BatchTables {
             attention: AttentionLists::new(&token_plan, tiling),
             prompts: text_plan.key_spans().iter().flat_map(|span| [span.start as i32, span.end as i32]).collect(),
         })
+    }
+
+    /// Tables as large as those of a batch of this size, with `pairs` rotary pairs a head: for counting memory. Of tiles that
+    /// meet there are few, which are a thousandth of the whole.
+    pub fn sized(size: &BatchSize, pairs: usize, tiling: &Tiling) -> Result<Self> {
+        let &BatchSize { tokens, read, text, rows } = size;
+        let row_of = |count: usize| (0..count).map(|token| token * rows / count.max(1)).collect::<Vec<_>>();
+        let plan = |queries: usize, keys: usize| -> Result<AttentionPlan> {
+            let group = Group { queries: 0..queries as u32, keys: [0..keys.min(128) as u32, 0..0, 0..0] };
+            Ok(AttentionPlan::new(queries, keys, vec![group], None)?)
+        };
+        Ok(Self {
+            all: TokenTables::new(&row_of(tokens), rows, &plan(tokens, text)?, tiling),
+            place_of_row: Some(vec![0; tokens]),
+            has_padding: false,
+            read: match read == tokens {
+                true => None,
+                false => Some((vec![0; read], TokenTables::new(&row_of(read), rows, &plan(read, text)?, tiling))),
+            },
+            read_by_head: vec![read],
+            positions: vec![0.0; 3 * tokens],
+            axis: vec![0; pairs],
+            frequency: vec![0.0; pairs],
+            attention: AttentionLists::new(&plan(tokens, tokens)?, tiling),
+            prompts: Vec::new(),
+        })
+    }
+
+    pub fn batch_size(&self) -> BatchSize {
+        BatchSize { tokens: self.tokens(), read: self.tokens_read(), text: self.text(), rows: self.rows() }
     }
 
     /// N

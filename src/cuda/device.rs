@@ -131,7 +131,12 @@ impl Gpu {
     pub fn unused_bytes(&self) -> Result<u64> {
         use sys::CUmemPool_attribute_enum as Attribute;
         let reserved = self.pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-        Ok(reserved.saturating_sub(self.pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?))
+        Ok(reserved.saturating_sub(self.used_bytes()?))
+    }
+
+    /// Bytes that are allocated.
+    pub fn used_bytes(&self) -> Result<u64> {
+        self.pool(sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
     /// Bytes that this process takes: by the management library, or what the allocator holds where that is silent.

@@ -5,6 +5,7 @@
 //! the trunk's cotangents go back into candle as a sum of products. Parameters are views into one flat buffer, so the
 //! model's tensors and the trunk's addresses are the same memory, and an update of one is seen by the other.
 
+use super::account::{MemoryAccount, islands_bytes, room};
 use super::arena::Arena;
 use super::batch::BatchTables;
 use super::collective::{Alone, Collective};
@@ -30,9 +31,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-
-/// Left to the libraries and the driver when the arena is sized; candle's share of a batch is added on top.
-const RESERVE: u64 = 512 << 20;
 
 /// Parameters, their gradients and the optimizer's state, all in one order on the device.
 #[derive(Debug)]
@@ -64,32 +62,6 @@ struct OptimizerState {
     second: CudaSlice<f32>,
     /// Squared norm of the gradients, and scratch for its sum.
     norm: CudaSlice<f64>,
-}
-
-/// Bytes of a micro-step by whom they belong to.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MemoryAccount {
-    /// Parameters, gradients and the optimizer's.
-    pub state: u64,
-    /// The arena as it was allocated.
-    pub arena: u64,
-    /// The most that candle had beside these: until the trunk began, in the heads, and in the backward pass of trunk and
-    /// embedders.
-    pub islands: [u64; 3],
-    /// What `islands` was predicted to be at most.
-    pub predicted_islands: u64,
-}
-
-impl MemoryAccount {
-    /// The most that was allocated at once.
-    pub fn peak(&self) -> u64 {
-        self.state + self.arena + self.islands.into_iter().max().unwrap_or(0)
-    }
-
-    /// What that was predicted to be.
-    pub fn predicted(&self) -> u64 {
-        self.state + self.arena + self.predicted_islands
-    }
 }
 
 /// What a micro-step gave; its gradients are in the engine.
@@ -433,11 +405,12 @@ impl Engine {
     fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
         let (free, _) = self.gpu.memory()?;
-        let size = self.trunk.size(tables);
-        let stream = (size.tokens * size.width) as u64;
-        self.account.predicted_islands = BACK_BYTES * stream;
-        let pool = self.gpu.unused_bytes()?;
-        let room = (free + pool + held).saturating_sub(RESERVE + self.account.predicted_islands);
+        let islands = islands_bytes(&tables.batch_size(), self.trunk.width());
+        self.account.predicted_islands = islands;
+        // Embedders have run: what they hold is part of candle's share already.
+        let embedded = self.gpu.used_bytes()?.saturating_sub(self.state_bytes() + held);
+        let unused = free + self.gpu.unused_bytes()? + held + embedded;
+        let room = room(unused, islands);
         let budget = self.limit.map_or(room, |limit| limit.min(room));
         let (policy, needed) = self.trunk.policy_within(tables, budget)?;
         let bytes = needed.bytes();

@@ -154,6 +154,11 @@ impl Trunk {
         self.shape.depth
     }
 
+    /// D
+    pub fn width(&self) -> usize {
+        self.shape.width
+    }
+
     pub fn attention(&self) -> &Attention {
         &self.attention
     }
