@@ -131,7 +131,12 @@ impl Gpu {
     pub fn unused_bytes(&self) -> Result<u64> {
         use sys::CUmemPool_attribute_enum as Attribute;
         let reserved = self.pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-        Ok(reserved.saturating_sub(self.pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?))
+        Ok(reserved.saturating_sub(self.used_bytes()?))
+    }
+
+    /// Bytes that are allocated.
+    pub fn used_bytes(&self) -> Result<u64> {
+        self.pool(sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
     /// Bytes that this process takes: by the management library, or what the allocator holds where that is silent.
@@ -140,9 +145,18 @@ impl Gpu {
         self.process.bytes().map_or_else(reserved, Ok)
     }
 
-    /// The most bytes that were allocated at once.
-    pub fn peak_bytes(&self) -> Result<u64> {
-        self.pool(sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+    /// The most bytes that were allocated at once since this was last asked.
+    pub fn take_peak(&self) -> Result<u64> {
+        let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        let peak = self.pool(attribute)?;
+        let mut zero = 0u64;
+        // SAFETY: the pool belongs to this device, and the attribute is a u64 that may be set to 0, which starts it anew.
+        unsafe {
+            let pool = result::device::get_default_mem_pool(self.stream.context().cu_device());
+            pool.and_then(|pool| result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut zero).cast()))
+        }
+        .map_err(|error| device_error(error, "asking the allocator"))?;
+        Ok(peak)
     }
 
     /// A number of bytes that the allocator knows.

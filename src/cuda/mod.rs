@@ -3,6 +3,7 @@
 //! This is the only room with `unsafe` launches. Models, plans and losses know nothing of it; it knows their names and
 //! shapes. Each kernel in `kernels/` has one launcher here and one reference on the CPU in `crate::ops`.
 
+mod account;
 mod arena;
 mod attention;
 mod batch;
@@ -21,6 +22,8 @@ mod optimizer;
 mod trunk;
 mod verify;
 
+pub(crate) use account::{GpuForecast, forecast};
+pub(crate) use batch::BatchSize;
 pub(crate) use bench::{TrunkBench, TrunkFigures, gemm as gemm_times, trunk};
 pub(crate) use device::{Gpu, find, list};
 pub(crate) use engine::Engine;
