@@ -138,8 +138,8 @@ fn an_arm_that_begins_otherwise_than_its_peers_is_not_trained() {
     other.train.seed += 1;
     refused("seed", &other, "initial_shared_weights is ");
     let mut other = recipe(true);
-    other.data.clip_stride *= 2;
-    refused("clips", &other, "data is ");
+    other.validation.clips -= 1;
+    refused("clips", &other, "validation_clips is ");
     // The same by every record, and another function all the same.
     let mut other = recipe(true);
     other.validation.sample_steps += 1;
