@@ -10,6 +10,7 @@ use lbva_tui::data::{ClipId, Dataset};
 use lbva_tui::{Error, Exit};
 use parquet::data_type::Int64Type;
 use parquet::file::properties::WriterProperties;
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use planted::{Broken, LFS, PARQUET, TOKENS, VIDEO, faststart, find_box, one_line, parquet, parquet_at, replace_bytes};
@@ -48,6 +49,35 @@ fn a_parquet_file_that_promises_billions_of_values_is_refused_before_room_is_mad
     let error = one_line(ColumnFile::open(&path).unwrap().read("task_index").unwrap_err());
     expect(&error, Exit::BadData, "not_openable", "run.parquet");
     assert!(error.what.contains("130000000 values"), "{error}");
+}
+
+/// Offsets and sizes of the footer are signed.
+#[test]
+fn a_parquet_footer_that_points_outside_of_its_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.parquet");
+    parquet(&path, 3000, 16, 7, None);
+    let bytes = std::fs::read(&path).unwrap();
+    let reader = SerializedFileReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+    let chunk = reader.metadata().row_group(0).column(1).clone();
+    for (number, wrong) in [
+        (chunk.data_page_offset(), -chunk.data_page_offset()),
+        (chunk.data_page_offset(), bytes.len() as i64),
+        (chunk.compressed_size(), -chunk.compressed_size()),
+        (chunk.compressed_size(), bytes.len() as i64),
+    ] {
+        // Zigzag, in sevens of bits; all of these numbers take three bytes.
+        let varint = |number: i64| {
+            let zigzag = (number << 1 ^ number >> 63) as u64;
+            assert!((1 << 14..1 << 21).contains(&zigzag), "{number}");
+            [zigzag as u8 & 0x7f | 0x80, (zigzag >> 7) as u8 & 0x7f | 0x80, (zigzag >> 14) as u8]
+        };
+        std::fs::write(&path, replace_bytes(&bytes, &varint(number), &varint(wrong))).unwrap();
+        let read = ColumnFile::open(&path).and_then(|file| file.read("action"));
+        let error = one_line(read.unwrap_err());
+        expect(&error, Exit::BadData, "not_openable", "rows.parquet");
+        assert!(error.what.contains("outside of the file"), "{number} {wrong}: {error}");
+    }
 }
 
 #[test]

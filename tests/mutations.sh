@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Puts a fault back into a copy of the sources, one at a time, and holds the tests to it: the test named here must pass without
-# the fault, and fail with it, in the words given here. Each is a fault that cost a training run somewhere.
-# Usage: tests/mutations.sh [name ...]. The copy and what is built of it stay in the target folder, so a second run is quicker.
+# Puts a fault back into a copy of the sources, one at a time, and holds the suite to it: the test named here, which passes in
+# `cargo test`, must fail in the words given here. Each is a fault that cost a training run somewhere. Every fault costs a build of
+# this crate. Usage: tests/mutations.sh [name ...]. The copy and what is built of it stay in the target folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}") INSTA_UPDATE=no
 tree=$CARGO_TARGET_DIR/mutations
 mkdir -p "$tree"
-# Times stay as they are here, and what did not change is not built again.
-git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C "$tree"
+# With new times: what an interrupted run left mutated would look built already.
+git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xmf - -C "$tree"
 
 # mutate NAME FILE FROM TO TEST... -- WORDS: FROM and TO are fixed strings, FROM stands once in FILE.
 failures=0
@@ -25,8 +25,6 @@ mutate() {
     exit 1
   fi
   echo "== $name: ${test[*]}"
-  (cd "$tree" && cargo test -q "${test[@]}" > "$tree.log" 2>&1) || { tail -n 40 "$tree.log" >&2; echo "$name: the test fails without the fault" >&2; exit 1; }
-  grep -qE 'test result: ok\. [1-9]' "$tree.log" || { echo "$name: there is no such test" >&2; exit 1; }
   FROM=$from TO=$to awk 'BEGIN { from = ENVIRON["FROM"]; to = ENVIRON["TO"] }
     { at = index($0, from); if (at) $0 = substr($0, 1, at - 1) to substr($0, at + length(from)); print }' "$file" > "$tree/$file"
   if (cd "$tree" && cargo test -q "${test[@]}" > "$tree.log" 2>&1); then
@@ -56,7 +54,7 @@ mutate metric_that_converts src/eval/pictures.rs 'if tensor.dtype() != DType::F3
 # The engine cast every module to bf16, the metric's network included.
 mutate lpips_network_cast src/eval/lpips/alexnet.rs 'f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])' \
   'half::bf16::from_le_bytes([bytes[2], bytes[3]]).to_f32()' \
-  --test metrics every_pair_has_its_reference_values -- 'LPIPS'
+  --test metrics the_network_is_right_without_its_trained_weights -- 'LPIPS share of a tap, hash weights of'
 
 # Drawing the branch's weights moved the random stream that everything after it drew from.
 mutate branch_seed src/model/parameters.rs 'list.seed = Some(geometry.seed);' 'list.seed = None;' \

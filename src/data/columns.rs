@@ -3,6 +3,7 @@
 use parquet::column::page::PageReader;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::DataType;
+use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek};
@@ -55,8 +56,14 @@ impl<'a> ColumnFile<'a> {
             return Err(broken("it is not a parquet file".into()));
         }
         file.rewind().map_err(|error| broken(error.to_string()))?;
+        let size = file.metadata().map_err(|error| broken(error.to_string()))?.len();
         let reader = SerializedFileReader::new(file)
             .map_err(|error| broken(format!("{error}, so it was cut off or is corrupt")))?;
+        // The library panics at a place or a size below zero.
+        let groups = reader.metadata().row_groups().iter();
+        if let Some(column) = groups.flat_map(RowGroupMetaData::columns).find(|column| !lies_within(column, size)) {
+            return Err(broken(format!("its footer puts column {} outside of the file", column.column_path())));
+        }
         Ok(Self { path, reader })
     }
 
@@ -138,6 +145,13 @@ impl<'a> ColumnFile<'a> {
     fn wrong_type(&self, name: &str, why: &str) -> Error {
         Error::data("wrong_type", format!("column {name} {why}")).at(self.path)
     }
+}
+
+/// Is where the footer puts this column inside a file of `size` bytes?
+fn lies_within(column: &ColumnChunkMetaData, size: u64) -> bool {
+    let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+    let end = start.checked_add(column.compressed_size());
+    start >= 0 && column.compressed_size() >= 0 && end.is_some_and(|end| end as u64 <= size)
 }
 
 /// How many values the pages of a column say they have. Runs of equal values take no room, so a few damaged bytes can promise
