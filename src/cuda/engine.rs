@@ -255,6 +255,33 @@ impl Engine {
         weight: f64,
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
+        self.gpu.wait_for_kernels();
+        self.pass(model, input, weight, loss).map_err(|error| match error.code {
+            "gpu_out_of_memory" => self.out_of_memory(error),
+            _ => error,
+        })
+    }
+
+    /// What was taken when memory ran out.
+    fn out_of_memory(&self, error: Error) -> Error {
+        let free = self.gpu.memory().map_or(0, |(free, _)| free);
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.len());
+        let kept = self.policy.map_or_else(|| "nothing yet".to_owned(), |(policy, _)| policy.to_string());
+        let what = format!(
+            "{}; {free} bytes are free beside {} of parameters, gradients and optimizer and {arena} of arena (kept: {kept})",
+            error.what,
+            self.state_bytes()
+        );
+        Error { what, ..error }
+    }
+
+    fn pass<M: Transformer>(
+        &mut self,
+        model: &M,
+        input: &M::Input,
+        weight: f64,
+        loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
+    ) -> Result<MicroStep> {
         let mut clock = Clock::default();
         clock.tick(&self.gpu)?;
         self.gpu.take_peak()?;
