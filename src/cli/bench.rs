@@ -87,3 +87,14 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
     ))?;
     Ok(Exit::Done)
 }
+
+#[cfg(not(feature = "cuda"))]
+pub fn compile_kernels(_: &str, _: usize) -> Result<Exit> {
+    Err(crate::train::engine::without_cuda())
+}
+
+/// What the processes do that a program starts on a GPU whose driver has not met candle's kernels yet.
+#[cfg(feature = "cuda")]
+pub fn compile_kernels(name: &str, gpu: usize) -> Result<Exit> {
+    crate::cuda::compile_kernels(name, gpu).map(|()| Exit::Done)
+}

@@ -36,7 +36,7 @@ pub(crate) struct BatchTables {
 }
 
 /// A batch by its sizes alone.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchSize {
     /// N, and those of them that heads read.
     pub tokens: usize,

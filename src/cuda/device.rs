@@ -3,11 +3,11 @@
 use super::kernels::Kernels;
 use super::launch::{Launcher, device_error};
 use super::memory::ProcessMemory;
+use super::warm::Warming;
 use crate::{Error, Exit, Result};
 use candle_core::Device;
-use candle_core::cuda_backend::kernels as candle_kernels;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The oldest architecture that the kernels are compiled for.
 const OLDEST: (i32, i32) = (8, 0);
@@ -26,6 +26,7 @@ pub(crate) struct Gpu {
     /// FLOP a second of dense bf16 products by the datasheet, if the architecture is known.
     pub peak_flops: Option<f64>,
     process: ProcessMemory,
+    warming: Mutex<Warming>,
 }
 
 /// A GPU by what the driver says of it.
@@ -104,7 +105,7 @@ impl Gpu {
         unsafe { cuda.disable_event_tracking() };
         let context = Arc::clone(stream.context());
         keep_memory(&context)?;
-        warm(&context);
+        let warming = Mutex::new(Warming::begin(&context, ordinal));
         let kernels = Arc::new(Kernels::load(&context)?);
         let process = ProcessMemory::open(&context);
         let peak_flops = match found.capability {
@@ -113,7 +114,21 @@ impl Gpu {
             (10, 0) => Some(2250e12),
             _ => None,
         };
-        Ok(Self { device, stream, kernels, name: found.name, total_bytes: found.total_bytes, peak_flops, process })
+        Ok(Self {
+            device,
+            stream,
+            kernels,
+            name: found.name,
+            total_bytes: found.total_bytes,
+            peak_flops,
+            process,
+            warming,
+        })
+    }
+
+    /// Waits until candle's kernels are compiled, if that is still going on.
+    pub fn wait_for_kernels(&self) {
+        self.warming.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 
     pub fn launcher(&self) -> Launcher {
@@ -192,16 +207,4 @@ fn keep_memory(context: &Arc<CudaContext>) -> Result<()> {
         })
     }
     .map_err(|error| device_error(error, "telling the allocator to keep memory"))
-}
-
-/// Has the driver compile candle's kernels, all files at once: they come as PTX, and one after another takes 20 s on a
-/// machine that never ran them. The results stay in the driver's cache, where candle's own loading finds them.
-fn warm(context: &Arc<CudaContext>) {
-    use candle_kernels::{AFFINE, BINARY, CAST, FILL, INDEXING, REDUCE, TERNARY, UNARY};
-    std::thread::scope(|scope| {
-        for module in [&AFFINE, &BINARY, &CAST, &FILL, &INDEXING, &REDUCE, &TERNARY, &UNARY] {
-            // A failure is met again, with its place, when candle needs the module.
-            scope.spawn(move || context.load_module(module.ptx().into()).is_ok());
-        }
-    });
 }

@@ -7,7 +7,7 @@
 
 use super::account::{MemoryAccount, islands_bytes, room};
 use super::arena::Arena;
-use super::batch::BatchTables;
+use super::batch::{BatchSize, BatchTables};
 use super::collective::{Alone, Collective};
 use super::device::Gpu;
 use super::flat::FlatLayout;
@@ -49,6 +49,7 @@ pub(crate) struct Engine {
     /// Bytes that the arena may take at most; `None`: what the device has free.
     limit: Option<u64>,
     policy: Option<(KeepPolicy, Needed)>,
+    planned_for: Option<BatchSize>,
     peak_seen: AtomicU64,
     account: MemoryAccount,
     collective: Box<dyn Collective>,
@@ -164,6 +165,7 @@ impl Engine {
             arena: None,
             limit: None,
             policy: None,
+            planned_for: None,
             peak_seen: AtomicU64::new(0),
             account: MemoryAccount::default(),
             collective: Box::new(Alone),
@@ -249,6 +251,33 @@ impl Engine {
 
     /// One forward and backward pass; `weight` times its gradients are added to those of the step.
     pub fn micro_step<M: Transformer>(
+        &mut self,
+        model: &M,
+        input: &M::Input,
+        weight: f64,
+        loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
+    ) -> Result<MicroStep> {
+        self.gpu.wait_for_kernels();
+        self.pass(model, input, weight, loss).map_err(|error| match error.code {
+            "gpu_out_of_memory" => self.out_of_memory(error),
+            _ => error,
+        })
+    }
+
+    /// What was taken when memory ran out.
+    fn out_of_memory(&self, error: Error) -> Error {
+        let free = self.gpu.memory().map_or(0, |(free, _)| free);
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.len());
+        let kept = self.policy.map_or_else(|| "nothing yet".to_owned(), |(policy, _)| policy.to_string());
+        let what = format!(
+            "{}; {free} bytes are free beside {} of parameters, gradients and optimizer and {arena} of arena (kept: {kept})",
+            error.what,
+            self.state_bytes()
+        );
+        Error { what, ..error }
+    }
+
+    fn pass<M: Transformer>(
         &mut self,
         model: &M,
         input: &M::Input,
@@ -412,7 +441,17 @@ impl Engine {
         let unused = free + self.gpu.unused_bytes()? + held + embedded;
         let room = room(unused, islands);
         let budget = self.limit.map_or(room, |limit| limit.min(room));
-        let (policy, needed) = self.trunk.policy_within(tables, budget)?;
+        // A batch as large as the last goes as the last did: the search takes the host some milliseconds.
+        let size = tables.batch_size();
+        let known = match self.policy {
+            Some((policy, _)) if self.planned_for == Some(size) => Some((policy, self.trunk.predict(tables, &policy)?)),
+            _ => None,
+        };
+        let (policy, needed) = match known.filter(|(_, needed)| needed.bytes() <= budget.min(held)) {
+            Some(known) => known,
+            None => self.trunk.policy_within(tables, budget)?,
+        };
+        self.planned_for = Some(size);
         let bytes = needed.bytes();
         if bytes > budget.max(held) {
             let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());

@@ -21,11 +21,14 @@ mod ops;
 mod optimizer;
 mod trunk;
 mod verify;
+mod warm;
 
 pub(crate) use account::{GpuForecast, forecast};
 pub(crate) use batch::BatchSize;
 pub(crate) use bench::{TrunkBench, TrunkFigures, gemm as gemm_times, trunk};
 pub(crate) use device::{Gpu, find, list};
 pub(crate) use engine::Engine;
-pub(crate) use islands::norm_modulate;
+pub(crate) use islands::{norm_modulate, weighted_mse};
+pub(crate) use launch::device_error;
 pub(crate) use verify::kernels as verify_kernels;
+pub(crate) use warm::compile as compile_kernels;

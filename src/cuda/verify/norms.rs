@@ -537,8 +537,17 @@ mod tests {
         let (weight, bias) = (draw("weight", width), draw("bias", width));
         let (by_row, starts, _) = segments(&rows, count);
         for form in FORMS {
-            let problem =
-                Problem { form, width, rows: &rows, e0: &e0, table: &table, weight: &weight, bias: &bias, y: &y };
+            let problem = Problem {
+                form,
+                sign: 1.0,
+                width,
+                rows: &rows,
+                e0: &e0,
+                table: &table,
+                weight: &weight,
+                bias: &bias,
+                y: &y,
+            };
             let forward = problem.forward(&x);
             let moments = [forward.mean.as_slice(), &forward.rstd];
             let backward = problem.backward([&dh, &later, &forward.x1], moments, &by_row, &starts);
