@@ -42,7 +42,7 @@ fn a_parquet_file_that_promises_billions_of_values_is_refused_before_room_is_mad
 
     // Counts and run lengths are twice the number, in sevens of bits from the lowest on.
     let varint =
-        |number: usize| [0, 7, 14, 21].map(|at| (2 * number >> at) as u8 & 0x7f | if at < 21 { 0x80 } else { 0 });
+        |number: usize| [0, 7, 14, 21].map(|at| ((2 * number) >> at) as u8 & 0x7f | if at < 21 { 0x80 } else { 0 });
     let bytes = std::fs::read(&path).unwrap();
     assert!(bytes.len() < 1000, "{}", bytes.len());
     std::fs::write(&path, replace_bytes(&bytes, &varint(rows), &varint(130_000_000))).unwrap();
@@ -60,21 +60,22 @@ fn a_parquet_footer_that_points_outside_of_its_file_is_refused() {
     let bytes = std::fs::read(&path).unwrap();
     let reader = SerializedFileReader::new(std::fs::File::open(&path).unwrap()).unwrap();
     let chunk = reader.metadata().row_group(0).column(1).clone();
+    let start = chunk.dictionary_page_offset().unwrap();
     for (number, wrong) in [
-        (chunk.data_page_offset(), -chunk.data_page_offset()),
-        (chunk.data_page_offset(), bytes.len() as i64),
+        (start, -start),
+        (start, bytes.len() as i64),
         (chunk.compressed_size(), -chunk.compressed_size()),
         (chunk.compressed_size(), bytes.len() as i64),
     ] {
         // Zigzag, in sevens of bits; all of these numbers take three bytes.
         let varint = |number: i64| {
-            let zigzag = (number << 1 ^ number >> 63) as u64;
+            let zigzag = ((number << 1) ^ (number >> 63)) as u64;
             assert!((1 << 14..1 << 21).contains(&zigzag), "{number}");
             [zigzag as u8 & 0x7f | 0x80, (zigzag >> 7) as u8 & 0x7f | 0x80, (zigzag >> 14) as u8]
         };
         std::fs::write(&path, replace_bytes(&bytes, &varint(number), &varint(wrong))).unwrap();
         let read = ColumnFile::open(&path).and_then(|file| file.read("action"));
-        let error = one_line(read.unwrap_err());
+        let error = one_line(read.map(drop).unwrap_err());
         expect(&error, Exit::BadData, "not_openable", "rows.parquet");
         assert!(error.what.contains("outside of the file"), "{number} {wrong}: {error}");
     }

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex};
 
 const TOKEN: &str = "hf_SecretThatNobodyMaySee";
 
+/// Path and Authorization of a request.
+type Asked = (String, Option<String>);
+
 /// A hub that answers the access endpoint with one status, and knows the owner of [`TOKEN`].
 struct FakeHub {
     endpoint: String,
-    /// Path and Authorization of each request.
-    asked: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
 }
 
 impl FakeHub {
