@@ -93,6 +93,8 @@ impl Gpu {
     /// Opens GPU `ordinal` with a stream of its own.
     pub fn open(ordinal: usize) -> Result<Self> {
         let found = find(ordinal)?;
+        // First of all: the libraries that candle opens take a second or two, and may as well do so meanwhile.
+        let warming = Mutex::new(Warming::begin(ordinal));
         let device = Device::new_cuda_with_stream(ordinal).map_err(|error| {
             unavailable("cuda_error", format!("opening GPU {ordinal} ({}): {error}", found.name)).hint(
                 "candle needs the driver, cuBLAS and cuRAND of CUDA 13 (PyPI: nvidia-cublas, nvidia-curand); \
@@ -105,7 +107,6 @@ impl Gpu {
         unsafe { cuda.disable_event_tracking() };
         let context = Arc::clone(stream.context());
         keep_memory(&context)?;
-        let warming = Mutex::new(Warming::begin(&context, ordinal));
         let kernels = Arc::new(Kernels::load(&context)?);
         let process = ProcessMemory::open(&context);
         let peak_flops = match found.capability {

@@ -10,7 +10,6 @@ use crate::{Error, Result};
 use candle_core::cuda_backend::kernels::{AFFINE, BINARY, CAST, FILL, INDEXING, Module, REDUCE, TERNARY, UNARY};
 use cudarc::driver::CudaContext;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The files that embedders, heads and sampling use, the slowest first.
@@ -34,7 +33,8 @@ pub(super) struct Warming(Vec<Child>);
 impl Warming {
     /// Begins to compile for this GPU, unless the driver has done so before. What cannot be begun is left to the driver, which
     /// does it when candle asks.
-    pub fn begin(context: &Arc<CudaContext>, ordinal: usize) -> Self {
+    pub fn begin(ordinal: usize) -> Self {
+        let Ok(context) = CudaContext::new(ordinal) else { return Self::default() };
         let started = Instant::now();
         let known = context.load_module(FILL.ptx().into()).is_ok() && started.elapsed() < FOUND;
         let Some(program) = std::env::current_exe().ok().filter(|_| !known) else { return Self::default() };
