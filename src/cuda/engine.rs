@@ -1,8 +1,8 @@
 //! Training state on a GPU, and one micro-step through it.
 //!
 //! Candle computes embedders and heads under its autograd; between them the trunk computes by hand. The two meet at the
-//! token sequence and at what conditions the blocks: forward, their values are copied into the trunk's arena; backward,
-//! the trunk's cotangents go back into candle as a sum of products. Parameters are views into one flat buffer, so the
+//! embedders' rows, at what each head reads, and at what conditions the blocks: forward, values are copied from one side to
+//! the other; backward, cotangents are, and candle goes on from them. Parameters are views into one flat buffer, so the
 //! model's tensors and the trunk's addresses are the same memory, and an update of one is seen by the other.
 
 use super::account::{MemoryAccount, islands_bytes, room};
@@ -50,6 +50,8 @@ pub(crate) struct Engine {
     limit: Option<u64>,
     policy: Option<(KeepPolicy, Needed)>,
     planned_for: Option<BatchSize>,
+    /// A policy that was asked for.
+    keep: Option<KeepPolicy>,
     peak_seen: AtomicU64,
     account: MemoryAccount,
     collective: Box<dyn Collective>,
@@ -166,10 +168,16 @@ impl Engine {
             limit: None,
             policy: None,
             planned_for: None,
+            keep: None,
             peak_seen: AtomicU64::new(0),
             account: MemoryAccount::default(),
             collective: Box::new(Alone),
         })
+    }
+
+    /// Has nothing kept but what the last `blocks` blocks add to the residual stream; `None`: what fits.
+    pub fn keep_outputs_of(&mut self, blocks: Option<usize>) {
+        self.keep = blocks.map(KeepPolicy::outputs_of);
     }
 
     /// At most this many bytes for the arena.
@@ -441,17 +449,8 @@ impl Engine {
         let unused = free + self.gpu.unused_bytes()? + held + embedded;
         let room = room(unused, islands);
         let budget = self.limit.map_or(room, |limit| limit.min(room));
-        // A batch as large as the last goes as the last did: the search takes the host some milliseconds.
-        let size = tables.batch_size();
-        let known = match self.policy {
-            Some((policy, _)) if self.planned_for == Some(size) => Some((policy, self.trunk.predict(tables, &policy)?)),
-            _ => None,
-        };
-        let (policy, needed) = match known.filter(|(_, needed)| needed.bytes() <= budget.min(held)) {
-            Some(known) => known,
-            None => self.trunk.policy_within(tables, budget)?,
-        };
-        self.planned_for = Some(size);
+        let (policy, needed) = self.choose(tables, budget, held)?;
+        self.planned_for = self.keep.is_none().then(|| tables.batch_size());
         let bytes = needed.bytes();
         if bytes > budget.max(held) {
             let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());
@@ -475,6 +474,23 @@ impl Engine {
             self.arena = Some(memory);
         }
         Ok((policy, needed))
+    }
+
+    /// What to keep of a batch within `budget` bytes, of which `held` are there.
+    fn choose(&self, tables: &BatchTables, budget: u64, held: u64) -> Result<(KeepPolicy, Needed)> {
+        if let Some(policy) = self.keep {
+            return Ok((policy, self.trunk.predict(tables, &policy)?));
+        }
+        // A batch as large as the last goes as the last did: the search takes the host some milliseconds.
+        if let Some((policy, _)) = self.policy
+            && self.planned_for == Some(tables.batch_size())
+        {
+            let needed = self.trunk.predict(tables, &policy)?;
+            if needed.bytes() <= budget.min(held) {
+                return Ok((policy, needed));
+            }
+        }
+        self.trunk.policy_within(tables, budget)
     }
 
     /// The norm of the step's gradients, then one update, the `step`-th (from 1); gradients are zero afterwards. Returns

@@ -198,6 +198,17 @@ impl Engine {
         }
     }
 
+    /// On a GPU: has nothing kept for the backward pass but what the last `blocks` blocks add to the residual stream, or, with
+    /// `None`, what fits. Gradients are the same within rounding.
+    pub fn keep_outputs_of(&mut self, blocks: Option<usize>) {
+        match &mut self.0 {
+            // Its recomputation is the recipe's.
+            On::Cpu(_) => _ = blocks,
+            #[cfg(feature = "cuda")]
+            On::Cuda(engine) => engine.keep_outputs_of(blocks),
+        }
+    }
+
     /// Forgets the gradients of an unfinished step.
     pub fn discard_gradients(&mut self) -> Result<()> {
         match &mut self.0 {

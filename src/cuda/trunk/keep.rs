@@ -47,6 +47,13 @@ impl KeepPolicy {
     /// Nothing but the blocks' inputs.
     pub const NOTHING: Self = Self { blocks: [0; 6] };
 
+    /// What the last `count` blocks add to the stream.
+    pub fn outputs_of(count: usize) -> Self {
+        let mut policy = Self::NOTHING;
+        policy.blocks[0] = count;
+        policy
+    }
+
     /// Buys for at most `budget` bytes.
     pub fn within(budget: u64, size: &Size, depth: usize) -> Self {
         let mut policy = Self::NOTHING;
