@@ -116,7 +116,7 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     lines.push((format::clean(&status::changes(arm.run)), theme.role(Role::Warning)));
     lines.push((packing, numbers));
     if let Some(job) = arm.job.filter(|job| job.is_live()) {
-        lines.push((format::clean(&status::job(job, app)), dim));
+        lines.push((format::clean(&status::job(arm.run, job, app)), dim));
     }
     lines.push((format::clean(&status::place(arm.run, room)), dim));
     lines.retain(|(text, _)| !text.is_empty());
