@@ -8,6 +8,7 @@ mod run_fixture;
 use lbva_tui::runlog::{Outcome, RunReader, RunState, now_ms};
 use run_fixture::{ARM, Experiment, Fixture, said};
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::RwLock;
@@ -22,14 +23,15 @@ static CLUSTER: RwLock<()> = RwLock::new(());
 fn cluster(test: &str) -> Option<PathBuf> {
     let script = std::env::var_os("LBVA_TUI_TEST_SLURM").map(PathBuf::from);
     if script.is_none() {
-        // Past the capture of the test's output: this must be seen.
-        let text = format!("LEFT OUT: {test} needs Slurm; eval \"$(tests/slurm/cluster.sh env)\" after `start`\n");
-        let _ = fs::OpenOptions::new()
-            .append(true)
-            .open("/dev/stderr")
-            .and_then(|mut it| std::io::Write::write_all(&mut it, text.as_bytes()));
+        left_out(test, "it needs Slurm; eval \"$(tests/slurm/cluster.sh env)\" after `start`");
     }
     script
+}
+
+/// Past the capture of the test's output: this must be seen.
+fn left_out(test: &str, why: &str) {
+    let stderr = fs::OpenOptions::new().append(true).open("/dev/stderr");
+    let _ = stderr.and_then(|mut it| writeln!(it, "LEFT OUT: {test}: {why}"));
 }
 
 fn slurm(program: &str, arguments: &[&str]) -> String {
@@ -393,6 +395,14 @@ fn what_slurm_refuses_is_told_in_its_words() {
     };
     let (code, text) = submit("partition", "slurm: {partition: nix}\n", None);
     assert!(code == Some(78) && text.contains("invalid partition specified: nix"), "{text}");
+    let (code, text) = submit("qos", "slurm: {partition: extra, qos: nix}\n", None);
+    assert!(code == Some(78) && text.contains("Invalid qos specification"), "{text}");
+    let (code, text) = submit("account", "slurm: {partition: extra, account: nix}\n", None);
+    assert!(code == Some(78) && text.contains("Invalid account or account/partition combination"), "{text}");
+    let (code, text) = submit("quota", "slurm: {partition: extra, qos: full}\n", None);
+    assert!(code == Some(78) && text.contains("QOSMaxSubmitJobPerUserLimit"), "{text}");
+    let (code, text) = submit("array", "slurm: {partition: extra, extra: [--array=0-3]}\n", None);
+    assert!(code == Some(78) && text.contains("--array is set by the program itself"), "{text}");
     let (code, text) = submit("gpus", "slurm: {partition: extra, gpus: 9}\n", None);
     assert!(code == Some(78) && text.contains("Requested node configuration is not available"), "{text}");
     let (code, text) = submit("none", "", None);
@@ -401,6 +411,21 @@ fn what_slurm_refuses_is_told_in_its_words() {
     assert!(code == Some(78) && text.contains("--no-requeue is set by the program itself"), "{text}");
     let (code, text) = submit("absent", "slurm: {partition: extra}\n", Some("/nowhere"));
     assert!(code == Some(69) && text.contains("squeue cannot be run"), "{text}");
+}
+
+#[test]
+fn a_run_that_takes_too_much_memory_is_told_so() {
+    let Some(_) = cluster("out of memory") else { return };
+    if std::env::var_os("LBVA_TUI_TEST_SLURM_MEMORY").is_none() {
+        return left_out("out of memory", "this machine's Slurm cannot limit memory (cgroup v1)");
+    }
+    let _shared = CLUSTER.read();
+    let fixture = Fixture::xwam(4000);
+    let run = Submitted::new(&fixture, "memory", "{partition: extra, cpus: 1, mem: 30M}");
+    assert_eq!(run.accounted(), "FAILED", "srun hides it");
+    let status = run.status();
+    assert_eq!((&status["state"], &status["job"]["state"]), (&"failed".into(), &"OUT_OF_MEMORY".into()), "{status}");
+    assert!(status["reason"].as_str().unwrap().contains("ran out of memory"), "{status}");
 }
 
 /// The program as a user who owns nothing here, from a copy that he may read.

@@ -45,9 +45,16 @@ fn over(view: &RunView, state: RunState, reason: String, job: &JobView, is_its_a
     }
     let said = format!("job {} {}", job.id, job.words);
     if !is_its_attempt {
-        let hint = "no attempt of it is here; does its node see this folder? Its output is in slurm/";
-        let state = if job.state == JobState::Cancelled { RunState::Stopped } else { RunState::Failed };
-        return (state, format!("{said}; {hint}"));
+        return match job.state {
+            JobState::Cancelled => (RunState::Stopped, said),
+            JobState::OutOfMemory | JobState::NodeFail => {
+                (RunState::Failed, format!("{said}; it had opened no attempt"))
+            }
+            _ => {
+                let hint = "no attempt of it is here; does its node see this folder? Its output is in slurm/";
+                (RunState::Failed, format!("{said}; {hint}"))
+            }
+        };
     }
     let step = thousands(view.steps_done());
     let own_word = view.outcome.is_some() || view.attempt().is_some_and(|attempt| attempt.ended.is_some());

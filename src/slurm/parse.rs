@@ -14,6 +14,8 @@ pub(super) const QUEUE_FORMAT: &str = "JobArrayID:|,State:|,Reason:|,RestartCnt:
 /// `sacct -o`.
 pub(super) const ACCOUNT_FORMAT: &str = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,ElapsedRaw,NodeList";
 const ACCOUNT_FIELDS: usize = 9;
+/// The exit code that Slurm gives a step which the kernel killed for memory, as accounting writes it.
+const OUT_OF_MEMORY_CODE: &str = "0:125";
 
 /// What Slurm calls the state of a job. A word that is not known stays a word, and is never a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,7 +249,11 @@ pub(super) fn accounts(text: &str) -> Result<Vec<AccountedJob>> {
         let Ok(id) = id.parse() else { continue };
         rows.push(AccountedJob {
             id,
-            state: JobState::parse(state),
+            // srun ends with 1 when the kernel killed its step for memory, and the job with srun: only this field tells.
+            state: match JobState::parse(state) {
+                JobState::Failed if derived == OUT_OF_MEMORY_CODE => JobState::OutOfMemory,
+                state => state,
+            },
             cancelled_by: state.strip_prefix("CANCELLED by ").and_then(|user| user.trim().parse().ok()),
             exit_code: exit_code.to_owned(),
             derived_exit_code: derived.to_owned(),
@@ -353,6 +359,9 @@ mod tests {
         assert_eq!(states, ["PREEMPTED", "CANCELLED", "OUT_OF_ME"]);
         assert_eq!((rows[1].cancelled_by, rows[1].end_s, rows[0].elapsed_s), (Some(1000), None, 10));
         assert!(!rows[2].state.is_over(), "a word that is not known is no end");
+        // As a real one came: the step OUT_OF_MEMORY, srun's 1 for the job.
+        let rows = accounts("895|FAILED|1:0|0:125|1|2|3|20|gpu1\n896|FAILED|1:0|1:0|1|2|3|20|gpu1\n").unwrap();
+        assert_eq!((&rows[0].state, &rows[1].state), (&JobState::OutOfMemory, &JobState::Failed));
         assert_eq!(accounts("7|X").expect_err("too short").code, "slurm_format");
     }
 

@@ -209,6 +209,16 @@ mod tests {
         let error = slurm.submit(Path::new("job.sh")).expect_err("refused");
         assert_eq!((error.exit, error.code), (Exit::Refused, "slurm_refused"));
         assert!(error.to_string().contains("invalid partition specified: nix"), "{error}");
+        for words in [
+            "Batch job submission failed: Invalid account or account/partition combination specified",
+            "Batch job submission failed: Invalid qos specification",
+            "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+        ] {
+            commands.refuse("sbatch", &format!("sbatch: error: {words}\n"));
+            let error = slurm.submit(Path::new("job.sh")).expect_err("refused");
+            assert!(error.code == "slurm_refused" && error.to_string().contains(words), "{error}");
+        }
         commands.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)");
         assert_eq!(slurm.queue().expect_err("down").exit, Exit::Unavailable);
         commands.refuse("scontrol", "slurm_load_jobs error: Invalid job id specified");
