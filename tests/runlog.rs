@@ -565,6 +565,9 @@ fn run_of_another_clock(folder: &TempDir, offset_ms: i64) -> RunDir {
     let line = |line: &str| {
         let mut line: EventLine = serde_json::from_str(line).unwrap();
         line.time_ms = line.time_ms.saturating_add_signed(offset_ms);
+        if let Event::AttemptStarted(started) = &mut line.event {
+            started.host = "gpu1".to_owned();
+        }
         serde_json::to_string(&line).unwrap() + "\n"
     };
     let mut text: String = fs::read_to_string(&log).unwrap().lines().map(line).collect();

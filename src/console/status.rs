@@ -7,7 +7,7 @@ use super::format::{bytes, count, duration, join, milliseconds, percent, signifi
 use super::metric::Metric;
 use super::theme::Role;
 use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent, StepTimes};
-use crate::slurm::{JobView, job_words};
+use crate::slurm::{JobState, JobView, restart_words, used_words};
 
 /// Glyph, word and role of a state.
 pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {
@@ -112,15 +112,21 @@ pub fn packing(run: &RunView, columns: usize, beside_panels: bool) -> String {
     join(facts, columns)
 }
 
-/// The job of an arm, and how old the news of it are.
-pub fn job(run: &RunView, job: &JobView, app: &App) -> String {
-    let words = job_words(run, job);
+/// The job of an arm in `columns`, and how old the news of it are. Where it waits, the reason above names it already; its
+/// node is that of the process.
+pub fn job(run: &RunView, job: &JobView, app: &App, columns: usize) -> String {
     let Some(look) = app.snapshot.as_ref().map(|snapshot| &snapshot.slurm) else { return String::new() };
     let age = duration(app.now_ms.saturating_sub(look.seen_ms));
+    let mut facts = match job.state {
+        JobState::Pending => Vec::new(),
+        _ => vec![(0, format!("job {} {}", job.id, job.state)), (1, used_words(job)), (2, restart_words(run, job))],
+    };
     match &look.error {
-        Some(error) => format!("{words} · as of {age} ago: {error}"),
-        None => format!("{words} · Slurm {age} ago"),
+        Some(error) => facts.insert(0, (0, format!("Slurm as of {age} ago: {error}"))),
+        None => facts.push((3, format!("Slurm {age} ago"))),
     }
+    facts.retain(|(_, fact)| !fact.is_empty());
+    join(facts, columns)
 }
 
 /// What padding waste is made of, besides text.

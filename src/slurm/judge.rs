@@ -15,6 +15,7 @@ pub fn judge(view: &RunView, now_ms: u64, job: Option<&JobView>) -> (RunState, S
     match &job.state {
         JobState::Pending | JobState::Requeued | JobState::Configuring if state != RunState::Finished => {
             let again = restart_words(view, job);
+            let again = if again.is_empty() { again } else { format!(", {again}") };
             (RunState::Queued, format!("job {}{again}: {}{}", job.id, job.words, start_words(job, now_ms)))
         }
         JobState::Suspended => (RunState::Stalled, format!("job {} is suspended by Slurm on {}", job.id, job.nodes)),
@@ -94,21 +95,21 @@ fn lost(view: &RunView) -> String {
 
 /// A line about the job itself: `job 12 RUNNING on gpu1, 1 h 02 m of 4 h 00 m, restart 2 (in vain 0 of 10)`.
 pub fn job_words(view: &RunView, job: &JobView) -> String {
-    let mut text = format!("job {} {}", job.id, job.state);
-    if !job.nodes.is_empty() && job.state == JobState::Running {
-        text += &format!(" on {}", job.nodes);
-    }
-    if job.used_s > 0 {
-        text += &format!(", {}", duration(job.used_s * 1000));
-        if let Some(limit_s) = job.limit_s {
-            text += &format!(" of {}", duration(limit_s * 1000));
-        }
-    }
-    text + &restart_words(view, job)
+    let on = if job.nodes.is_empty() || job.state != JobState::Running { "" } else { " on " };
+    let nodes = if on.is_empty() { "" } else { job.nodes.as_str() };
+    let facts = [format!("job {} {}{on}{nodes}", job.id, job.state), used_words(job), restart_words(view, job)];
+    facts.into_iter().filter(|fact| !fact.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
-/// How often it was started again, and how much of what the program allows itself was used: Slurm knows no limit.
-fn restart_words(view: &RunView, job: &JobView) -> String {
+/// `1 h 02 m of 4 h 00 m`; empty before it has run.
+pub fn used_words(job: &JobView) -> String {
+    let limit = job.limit_s.map(|limit_s| format!(" of {}", duration(limit_s * 1000))).unwrap_or_default();
+    if job.used_s > 0 { format!("{}{limit}", duration(job.used_s * 1000)) } else { String::new() }
+}
+
+/// How often it was started again, and how much of what the program allows itself was used, since Slurm knows no limit:
+/// `restart 2 (in vain 0 of 10)`; empty before the first time.
+pub fn restart_words(view: &RunView, job: &JobView) -> String {
     if job.restarts == 0 {
         return String::new();
     }
@@ -120,7 +121,7 @@ fn restart_words(view: &RunView, job: &JobView) -> String {
         used.push(format!("crashes {crashes} of {MOST_CRASHES}"));
     }
     let used = if used.is_empty() { String::new() } else { format!(" ({})", used.join(", ")) };
-    format!(", restart {}{used}", job.restarts)
+    format!("restart {}{used}", job.restarts)
 }
 
 #[cfg(test)]
@@ -215,16 +216,16 @@ mod tests {
         assert_eq!(words(&silent(0), &job("RUNNING", "", 0)), "");
         // Three were ended in vain, and a fourth waits.
         let mut view = attempts(&[(0, false), (300, false), (300, false), (300, false)]);
-        assert_eq!(words(&view, &job("PENDING", "", 4)), ", restart 4 (in vain 3 of 10)");
+        assert_eq!(words(&view, &job("PENDING", "", 4)), "restart 4 (in vain 3 of 10)");
         // The fourth is at work.
         view.attempts.last_mut().unwrap().ended = None;
-        assert_eq!(words(&view, &job("RUNNING", "", 3)), ", restart 3 (in vain 2 of 10)");
+        assert_eq!(words(&view, &job("RUNNING", "", 3)), "restart 3 (in vain 2 of 10)");
         // It has saved.
         view.last_save = view.last_save.map(|save| SaveView { step: 400, ..save });
         view.attempts.last_mut().unwrap().ended = Some((Outcome::Stopped, "preempted".to_owned()));
-        assert_eq!(words(&view, &job("PENDING", "", 4)), ", restart 4 (in vain 0 of 10)");
+        assert_eq!(words(&view, &job("PENDING", "", 4)), "restart 4 (in vain 0 of 10)");
         let crashed = attempts(&[(0, false), (300, true)]);
-        assert_eq!(words(&crashed, &job("PENDING", "", 2)), ", restart 2 (in vain 1 of 10, crashes 1 of 2)");
+        assert_eq!(words(&crashed, &job("PENDING", "", 2)), "restart 2 (in vain 1 of 10, crashes 1 of 2)");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub use crate::runlog::JobId;
 pub use command::{Answer, Call, Commands, RecordedCommands, SystemCommands};
 pub use inside::{Cause, InsideJob, Notice};
 pub use jobs::{JobRecord, comment_of, job_name, record_job, submitted_jobs};
-pub use judge::{job_words, judge};
+pub use judge::{job_words, judge, restart_words, used_words};
 pub use lint::lint_wrapper;
 pub use looks::Looks;
 pub use parse::{AccountedJob, JobDetails, JobState, QueuedJob};

@@ -196,7 +196,7 @@ start() {
   wait_for 60 slurmdbd timeout 5 sacctmgr -n -P show cluster
   [ -n "$(sacctmgr -n -P show cluster format=cluster)" ] || sacctmgr -i add cluster lbvatest >>"$log/sacctmgr.log" 2>&1
   # An account for whoever starts this, without which every account and QOS would be taken; and a QOS that takes no job.
-  if [ -z "$(sacctmgr -n -P show assoc where user="$(id -un)" qos=full format=user)" ]; then
+  if [ -z "$(sacctmgr -n -P show qos full format=name)" ]; then
     {
       sacctmgr -i add account lab
       sacctmgr -i add user "$(id -un)" account=lab
@@ -207,6 +207,8 @@ start() {
   launch slurmctld slurmctld -D -f "$SLURM_CONF"
   wait_for 30 slurmctld sh -c "scontrol ping | grep -q 'is UP'"
   launch slurmd slurmd -D -f "$SLURM_CONF" -N gpu1
+  # As a test that was killed may have left it.
+  ! sinfo -h -t down,drain -o %t | grep -q . || scontrol update nodename=gpu1 state=resume || true
   wait_for 60 slurmd sh -c "sinfo -h -o %t | grep -Eq '^(idle|mix|alloc|comp)$'"
   say "Slurm $(sinfo -V | cut -d' ' -f2) is up after $((SECONDS - began)) s"
 }
