@@ -52,16 +52,20 @@ fn compile_kernels() -> Result<(), String> {
     sources.sort();
     let compilations = sources.iter().map(|source| compile(&nvcc, &out, source)).collect::<Result<Vec<_>, _>>()?;
     // Candle takes kernels of others as PTX alone.
-    let ptx = out.join("norm_modulate.ptx");
-    let compiled = Command::new(&nvcc)
-        .args(["--ptx", "-O3", "-std=c++17", "-arch=compute_80", "kernels/norm_modulate.cu", "-o"])
-        .arg(&ptx)
-        .status()
-        .map_err(|error| format!("cannot run {}: {error}", nvcc.display()))?;
-    if !compiled.success() {
-        return Err("nvcc could not compile kernels/norm_modulate.cu to PTX; its words are above".to_owned());
+    let mut table = String::new();
+    for name in ["norm_modulate", "weighted_mse"] {
+        let ptx = out.join(format!("{name}.ptx"));
+        let source = format!("kernels/{name}.cu");
+        let compiled = Command::new(&nvcc)
+            .args(["--ptx", "-O3", "-std=c++17", "-arch=compute_80", &source, "-o"])
+            .arg(&ptx)
+            .status()
+            .map_err(|error| format!("cannot run {}: {error}", nvcc.display()))?;
+        if !compiled.success() {
+            return Err(format!("nvcc could not compile {source} to PTX; its words are above"));
+        }
+        table += &format!("pub(crate) const {}_PTX: &str = include_str!({ptx:?});\n", name.to_uppercase());
     }
-    let mut table = format!("pub(crate) const NORM_MODULATE_PTX: &str = include_str!({ptx:?});\n");
     table += "pub(super) const IMAGES: &[(&str, &[u8])] = &[\n";
     for (mut child, name, image) in compilations {
         let status = child.wait().map_err(|error| format!("nvcc: {error}"))?;

@@ -1,5 +1,6 @@
-// The residual stream x [N, D] (f32) between two products: x1 = x + gate[row] y, then h = LayerNorm(x1), affine, modulated
-// by the token's row, or alone. One kernel a direction, so that the stream is read once and written once.
+// The residual stream x [N, D] (f32) between two products: x1 = x + sign gate[row] y, then h = LayerNorm(x1), affine, modulated
+// by the token's row, or alone. One kernel a direction, so that the stream is read once and written once. The sign is 1, or
+// -1 where the backward pass takes back what the forward pass added; x1 may lie where x lies.
 //
 // Floor, bf16 operands, bytes a channel: forward 12 (x 4, y 2, x1 4, h 2); backward 18 (dh 2, dx 4 + 4, x1 4, y 2, dy 2) and
 // 4 a partial sum and segment.
@@ -62,9 +63,9 @@ __device__ __forceinline__ void gate_of(int gate_part, const T* e0, const T* tab
 
 template <typename T>
 __device__ __forceinline__ void forward(const float* x, const T* y, int gate_part, const T* e0, const T* table,
-                                        const int* rows, float* x_out, int kind, const T* weight, const T* bias,
-                                        int shift_part, int scale_part, T* h, float* mean_out, float* rstd_out, float eps,
-                                        long long N, int D) {
+                                        const int* rows, float sign, float* x_out, int kind, const T* weight,
+                                        const T* bias, int shift_part, int scale_part, T* h, float* mean_out,
+                                        float* rstd_out, float eps, long long N, int D) {
     __shared__ typename BlockSum<WARPS, 1>::Shared shared;
     BlockSum<WARPS, 1> block_sum(shared);
     const long long first = (long long)blockIdx.x * TOKENS_A_BLOCK;
@@ -115,6 +116,8 @@ __device__ __forceinline__ void forward(const float* x, const T* y, int gate_par
                 for (int g = 0; g < GROUPS; g++) {
                     if (!active[g]) continue;
                     gate_of(gated ? gate_part : -1, e0, table, row, D, column[g], gate[g]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) gate[g][i] *= sign;
                     affine(kind, weight, bias, e0, table, row, shift_part, scale_part, D, column[g], factor[g], shift[g]);
                 }
             }
@@ -168,7 +171,7 @@ __device__ __forceinline__ void forward(const float* x, const T* y, int gate_par
                 load(y + token * D + column, added);
                 gate_of(gated ? gate_part : -1, e0, table, row, D, column, gate);
 #pragma unroll
-                for (int i = 0; i < 4; i++) value[i] += gate[i] * added[i];
+                for (int i = 0; i < 4; i++) value[i] += sign * gate[i] * added[i];
                 store(x_out + token * D + column, value);
             }
 #pragma unroll
@@ -404,17 +407,17 @@ __device__ __forceinline__ void backward(const T* dh, float* dx, const float* x1
 
 }  // namespace residual_norm
 
-// x1 = x + gate[row] y and h = norm(x1). kind 0: no norm, 1: LN w + b, 2: LN (1 + scale) + shift, 3: LN alone.
+// x1 = x + sign gate[row] y and h = norm(x1). kind 0: no norm, 1: LN w + b, 2: LN (1 + scale) + shift, 3: LN alone.
 //   x f32 [N, D]; y T [N, D] or null (nothing added, x_out not written); gate_part -1: gate 1; rows i32 [N], read if a part
 //   of the modulation is; x_out f32 [N, D], may be x; h T [N, D]; mean, rstd f32 [N], both written unless kind is 0.
 // Launch: block 384, grid ceil(N / 16), no dynamic shared memory.
 #define RESIDUAL_NORM(SUFFIX, T)                                                                                        \
     extern "C" __global__ void __launch_bounds__(384, 2) residual_norm_##SUFFIX(                                       \
-        const float* x, const T* y, int gate_part, const T* e0, const T* table, const int* rows, float* x_out, int kind, \
-        const T* weight, const T* bias, int shift_part, int scale_part, T* h, float* mean, float* rstd, float eps,      \
-        long long N, int D) {                                                                                           \
-        residual_norm::forward<T>(x, y, gate_part, e0, table, rows, x_out, kind, weight, bias, shift_part, scale_part, h, \
-                                  mean, rstd, eps, N, D);                                                              \
+        const float* x, const T* y, int gate_part, const T* e0, const T* table, const int* rows, float sign, float* x_out, \
+        int kind, const T* weight, const T* bias, int shift_part, int scale_part, T* h, float* mean, float* rstd,       \
+        float eps, long long N, int D) {                                                                                \
+        residual_norm::forward<T>(x, y, gate_part, e0, table, rows, sign, x_out, kind, weight, bias, shift_part,        \
+                                  scale_part, h, mean, rstd, eps, N, D);                                               \
     }
 RESIDUAL_NORM(bf16, bf16)
 RESIDUAL_NORM(f32, float)

@@ -122,10 +122,34 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Tensor arithmetic fails only on a shape or dtype that the program itself built wrong.
+/// Tensor arithmetic fails only on a shape or dtype that the program itself built wrong, or because a GPU failed under it.
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
+        #[cfg(feature = "cuda")]
+        if let Some(error) = of_a_gpu(&error) {
+            return error;
+        }
         Self::crash(format!("tensor operation failed: {}", tensor_words(&error)))
+    }
+}
+
+/// The error of a GPU that candle passes on.
+#[cfg(feature = "cuda")]
+fn of_a_gpu(error: &candle_core::Error) -> Option<Error> {
+    use candle_core::Error as Candle;
+    use candle_core::cuda_backend::CudaError;
+    match error {
+        Candle::WithBacktrace { inner, .. } | Candle::WithPath { inner, .. } | Candle::Context { inner, .. } => {
+            of_a_gpu(inner)
+        }
+        Candle::Cuda(error) => match (error.downcast_ref::<Error>(), error.downcast_ref::<CudaError>()) {
+            (Some(own), _) => Some(own.clone()),
+            (_, Some(CudaError::Cuda(driver) | CudaError::Load { cuda: driver, .. })) => {
+                Some(crate::cuda::device_error(*driver, "embedders, heads or sampling"))
+            }
+            _ => error.downcast_ref().map(|driver| crate::cuda::device_error(*driver, "embedders, heads or sampling")),
+        },
+        _ => None,
     }
 }
 

@@ -164,7 +164,8 @@ fn the_residual_stream_is_f32_between_blocks() {
     let prompts = vec![random(&[3, recipe.model.text_dim], "text")];
     let input = LingbotInput { episodes: vec![episode], prompts, alignment: 1 };
     let layout = model.layout(&input).unwrap();
-    let (mut x, conditioning) = model.front(&input, &layout).unwrap();
+    let (rows, conditioning) = model.front(&input, &layout).unwrap();
+    let mut x = model.sequence(&rows, &layout).unwrap();
     assert_eq!(x.dtype(), DType::F32, "after the embedders");
     for layer in 0..model.depth() {
         x = model.block(layer, &x, &conditioning, &layout).unwrap();

@@ -130,6 +130,14 @@ pub enum Command {
     /// Look at weight files, export a checkpoint in the published layout
     #[command(after_help = WEIGHTS_EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
     Weights(WeightsArguments),
+    /// Have the driver compile some of candle's kernels for a GPU; the program runs this by itself
+    #[command(hide = true)]
+    CompileKernels {
+        /// A file of kernels
+        name: String,
+        /// The GPU's number
+        gpu: usize,
+    },
     /// Both arms' trajectories over all validation points, and the verdict
     #[command(after_help = REPORT_EXAMPLES)]
     Report(ReportArguments),

@@ -82,8 +82,19 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
         output::line(format!("chunk {chunk}, window {window}: first {first:.3} s, then {median:.3} s"))?;
     }
     output::line(format!(
-        "first pass done {first_s:.1} s after the start; peak {:.1} GB, of it {:.1} GB arena; kept: {}",
-        figures.peak_gb, figures.arena_gb, figures.kept
+        "first pass done {first_s:.1} s after the start; peak {:.1} GB (predicted {:.1}), of it {:.1} GB arena; kept: {}",
+        figures.peak_gb, figures.predicted_gb, figures.arena_gb, figures.kept
     ))?;
     Ok(Exit::Done)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub fn compile_kernels(_: &str, _: usize) -> Result<Exit> {
+    Err(crate::train::engine::without_cuda())
+}
+
+/// What the processes do that a program starts on a GPU whose driver has not met candle's kernels yet.
+#[cfg(feature = "cuda")]
+pub fn compile_kernels(name: &str, gpu: usize) -> Result<Exit> {
+    crate::cuda::compile_kernels(name, gpu).map(|()| Exit::Done)
 }

@@ -187,8 +187,15 @@ fn clip_shape(recipe: &XwamRecipe, sample: &ClipSample, cells: Extent) -> Shape 
     let model = &recipe.model;
     let [time, height, width] = model.patch_size;
     let video = model.num_views * (cells.frames / time) * (cells.height / height) * (cells.width / width);
-    let tokens = video + sample.action.len() / model.action_dim + sample.proprio.len() / model.proprio_dim;
-    Shape { sequences: recipe.train.batch_size as u64, tokens: tokens as u64, text_rows: model.text_len as u64 }
+    let (actions, proprios) = (sample.action.len() / model.action_dim, sample.proprio.len() / model.proprio_dim);
+    let tokens = (video + actions + proprios) as u64;
+    Shape {
+        sequences: recipe.train.batch_size as u64,
+        tokens,
+        text_rows: model.text_len as u64,
+        read: tokens,
+        rows: (cells.frames / time + actions + proprios) as u64,
+    }
 }
 
 fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) -> Option<Shape> {
@@ -251,7 +258,15 @@ fn episode_shape(set: &EpisodeSet, recipe: &LingbotRecipe) -> Shape {
         PackingKind::Budget => (packing.token_budget, recipe.train.batch_size * recipe.train.accumulate),
     };
     let tokens = round_up(tokens, packing.alignment) as u64;
-    Shape { sequences: 1, tokens, text_rows: (episodes * recipe.model.text_len) as u64 }
+    // Each latent frame has video and actions, noisy and clean, and a modulation row for each of the four.
+    let frames = tokens.div_ceil(trunk_tokens(1, frame).max(1) as u64);
+    Shape {
+        sequences: 1,
+        tokens,
+        text_rows: (episodes * recipe.model.text_len) as u64,
+        read: tokens / 2,
+        rows: 4 * frames,
+    }
 }
 
 /// Does every step of this packing come about?

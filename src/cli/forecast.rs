@@ -3,7 +3,8 @@
 use crate::config::Recipe;
 use crate::files::free_bytes;
 use crate::runlog::{CheckpointStore, ExperimentRuns, RunReader, now_ms};
-use crate::train::forecast::{self, MemoryForecast, Shape};
+use crate::train::engine::gpus_to_forecast;
+use crate::train::forecast::{self, GpuForecast, MemoryForecast, Shape};
 use crate::train::profile::megabytes;
 use crate::words::{duration, thousands};
 use crate::{Error, Exit, Result};
@@ -15,6 +16,9 @@ use std::path::Path;
 pub struct ArmForecast {
     pub memory: MemoryForecast,
     pub memory_bytes: u64,
+    /// What training takes of GPUs by name: of the one here, or where there is none of those that people have. Empty where a
+    /// run cannot use one, or the size of a batch is not known.
+    pub gpus: Vec<(String, GpuForecast)>,
     pub checkpoint_bytes: u64,
     /// At the fullest moment of the run, one that is being written included.
     pub disk_bytes: u64,
@@ -43,6 +47,7 @@ impl ArmForecast {
         Self {
             memory,
             memory_bytes: memory.total(),
+            gpus: shape.map_or_else(Vec::new, |shape| gpus(recipe, shape)),
             checkpoint_bytes: forecast::checkpoint_bytes(recipe),
             disk_bytes: forecast::disk_bytes(recipe),
             first_checkpoint: FirstCheckpoint { step, ms: pace_ms.map(|ms| (ms * step as f64) as u64) },
@@ -68,19 +73,45 @@ impl ArmForecast {
             Some(ms) => format!("after about {} at the pace of the last attempt", duration(ms)),
             None => "no attempt has told its pace yet".to_owned(),
         };
-        vec![
-            (format!("memory, {name}"), format!("{} MB on the CPU: {list}{unknown}", megabytes(self.memory_bytes))),
-            (
-                format!("disk, {name}"),
-                format!(
-                    "{} MB a checkpoint, {} MB at the fullest moment; first at step {}, {when}",
-                    megabytes(self.checkpoint_bytes),
-                    megabytes(self.disk_bytes),
-                    thousands(first.step)
-                ),
+        let mut rows = vec![(
+            format!("memory, {name}"),
+            format!("{} MB on the CPU: {list}{unknown}", megabytes(self.memory_bytes)),
+        )];
+        rows.extend(gpu_words(&self.gpus).map(|words| (format!("GPU, {name}"), words)));
+        rows.push((
+            format!("disk, {name}"),
+            format!(
+                "{} MB a checkpoint, {} MB at the fullest moment; first at step {}, {when}",
+                megabytes(self.checkpoint_bytes),
+                megabytes(self.disk_bytes),
+                thousands(first.step)
             ),
-        ]
+        ));
+        rows
     }
+}
+
+fn gpus(recipe: &Recipe, shape: Shape) -> Vec<(String, GpuForecast)> {
+    // A recipe whose parameters cannot be laid out has been refused already.
+    let forecast = |(name, total)| Some((name, forecast::gpu(recipe, shape, total).ok()??));
+    gpus_to_forecast(recipe.device()).into_iter().filter_map(forecast).collect()
+}
+
+/// `800 to 1,182 MB (parameters, gradients and optimizer 35); an H200: nothing is computed again`
+fn gpu_words(gpus: &[(String, GpuForecast)]) -> Option<String> {
+    let (_, GpuForecast { state, least, most, .. }) = gpus.first()?;
+    let on = gpus.iter().map(|(name, GpuForecast { total, most, peak, kept, .. })| match (peak, kept) {
+        (Some(peak), _) if peak == most => format!("{name}: nothing is computed again"),
+        (Some(peak), Some(kept)) => format!(
+            "{name}: {} of {} MB at the peak, the backward pass finds {kept}",
+            megabytes(*peak),
+            megabytes(*total)
+        ),
+        _ => format!("{name}, {} MB: does not fit, take a smaller batch", megabytes(*total)),
+    });
+    let on = on.collect::<Vec<_>>().join("; ");
+    let [least, most, state] = [least, most, state].map(|bytes| megabytes(*bytes));
+    Some(format!("{least} to {most} MB (parameters, gradients and optimizer {state}); {on}"))
 }
 
 /// Free disk against what all arms will take.

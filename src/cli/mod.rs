@@ -107,6 +107,7 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
         (Some(Command::Check(arguments)), None) => check::check(&arguments, &global),
         (Some(Command::Verify(arguments)), None) => verify::verify(&arguments, &global),
         (Some(Command::Bench(arguments)), None) => bench::bench(&arguments, &global),
+        (Some(Command::CompileKernels { name, gpu }), None) => bench::compile_kernels(&name, gpu),
         (Some(Command::Profile(arguments)), None) => profile::profile(&arguments, &global),
         (Some(Command::Metrics(arguments)), None) => metrics::metrics(&arguments, &global),
         (Some(Command::Data(arguments)), None) => data::data(&arguments, &global),

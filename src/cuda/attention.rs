@@ -58,7 +58,7 @@ pub(crate) struct AttentionTables {
     queries: usize,
     keys: usize,
     row_keys: Slice<i32>,
-    key_bias: Slice<f32>,
+    pub key_bias: Slice<f32>,
     forward: Lists,
     by_query: Lists,
     by_key: Lists,

@@ -8,6 +8,7 @@ use super::ops::{Ops, Turns};
 use crate::model::{Placement, Sight};
 use crate::ops::{AttentionPlan, Group, TileLists};
 use crate::{Error, Result};
+use std::sync::Arc;
 
 /// Most tokens of a segment: what one block of a kernel sums up.
 const SEGMENT: usize = 32;
@@ -15,6 +16,40 @@ const SEGMENT: usize = 32;
 /// Host tables of a batch.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchTables {
+    /// Of every token.
+    pub all: TokenTables,
+    /// Which token each row of the embedders is, -1: none; `None`: rows are tokens.
+    pub place_of_row: Option<Vec<i32>>,
+    /// Whether some token is no row: padding.
+    pub has_padding: bool,
+    /// The tokens that heads read, in their order, and what belongs to them; `None`: all.
+    pub read: Option<(Vec<i32>, TokenTables)>,
+    /// How many tokens each head reads.
+    pub read_by_head: Vec<usize>,
+    /// [N, 3]
+    positions: Vec<f64>,
+    axis: Vec<i32>,
+    frequency: Vec<f64>,
+    pub attention: AttentionLists,
+    /// [P, 2], the rows of text that some query sees together, by prompt.
+    pub prompts: Vec<i32>,
+}
+
+/// A batch by its sizes alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchSize {
+    /// N, and those of them that heads read.
+    pub tokens: usize,
+    pub read: usize,
+    /// Rows of text.
+    pub text: usize,
+    /// Modulation rows.
+    pub rows: usize,
+}
+
+/// What is looked up by token: N of them over R modulation rows.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenTables {
     /// [N]
     pub row_of_token: Vec<i32>,
     /// [N], the tokens of row 0, of row 1, ...
@@ -23,12 +58,7 @@ pub(crate) struct BatchTables {
     pub segment_start: Vec<i32>,
     /// [R + 1]
     pub row_segment_start: Vec<i32>,
-    /// [N, 3]
-    positions: Vec<f64>,
-    axis: Vec<i32>,
-    frequency: Vec<f64>,
-    pub attention: AttentionLists,
-    pub text_attention: AttentionLists,
+    pub text: AttentionLists,
 }
 
 /// An attention plan as its kernels read it.
@@ -69,54 +99,101 @@ impl AttentionLists {
 }
 
 impl BatchTables {
-    /// Tables for `batch` samples of one placement, with `text` rows of text each.
-    pub fn new(placement: &Placement, batch: usize, text: usize, tiling: &Tiling) -> Result<Self> {
+    /// Tables for `batch` samples of one placement, with `text` rows of text each; the embedders made `embedded` rows.
+    pub fn new(placement: &Placement, batch: usize, text: usize, embedded: usize, tiling: &Tiling) -> Result<Self> {
         let tokens = placement.rows.of_token.len();
         let row_count = placement.rows.count;
         let row_of_token: Vec<usize> = (0..batch)
             .flat_map(|sample| placement.rows.of_token.iter().map(move |row| sample * row_count + row))
             .collect();
-        let (tokens_by_row, segment_start, row_segment_start) = segments(&row_of_token, batch * row_count);
-        let (attention, text_attention) = match &placement.sight {
-            Sight::Planned { tokens, text } if batch == 1 => {
-                (AttentionLists::new(tokens, tiling), AttentionLists::new(text, tiling))
-            }
+        let (token_plan, text_plan) = match &placement.sight {
+            Sight::Planned { tokens, text } if batch == 1 => (Arc::clone(tokens), Arc::clone(text)),
             Sight::Planned { .. } => return Err(Error::crash("a packed sequence is one sample")),
-            Sight::Everything => (
-                AttentionLists::new(&samples_apart(batch, tokens, tokens)?, tiling),
-                AttentionLists::new(&samples_apart(batch, tokens, text)?, tiling),
-            ),
+            Sight::Everything => {
+                (Arc::new(samples_apart(batch, tokens, tokens)?), Arc::new(samples_apart(batch, tokens, text)?))
+            }
         };
-        let ints = |values: Vec<usize>| values.into_iter().map(|value| value as i32).collect::<Vec<_>>();
+        let read = match &placement.read {
+            None => None,
+            Some(_) if batch != 1 => return Err(Error::crash("tokens are picked from one sample")),
+            Some(heads) => {
+                let read = &heads.concat();
+                let rows = read.iter().map(|token| row_of_token[*token as usize]).collect::<Vec<_>>();
+                let tables = TokenTables::new(&rows, row_count, &text_plan.of_queries(read)?, tiling);
+                Some((read.iter().map(|token| *token as i32).collect(), tables))
+            }
+        };
+        let read_by_head = match &placement.read {
+            None => vec![batch * tokens],
+            Some(heads) => heads.iter().map(Vec::len).collect(),
+        };
+        let place_of_row = placement.sources.as_ref().map(|sources| places(sources, embedded));
+        let has_padding = place_of_row.is_some() && embedded < tokens;
         Ok(Self {
-            row_of_token: ints(row_of_token),
-            tokens_by_row: ints(tokens_by_row),
-            segment_start: ints(segment_start),
-            row_segment_start: ints(row_segment_start),
+            place_of_row,
+            has_padding,
+            read_by_head,
+            all: TokenTables::new(&row_of_token, batch * row_count, &text_plan, tiling),
+            read,
             positions: placement.table.positions().concat().repeat(batch),
             axis: placement.table.frequencies().iter().map(|(axis, _)| *axis as i32).collect(),
             frequency: placement.table.frequencies().iter().map(|(_, frequency)| *frequency).collect(),
-            attention,
-            text_attention,
+            attention: AttentionLists::new(&token_plan, tiling),
+            prompts: text_plan.key_spans().iter().flat_map(|span| [span.start as i32, span.end as i32]).collect(),
         })
+    }
+
+    /// Tables as large as those of a batch of this size, with `pairs` rotary pairs a head: for counting memory. Of tiles that
+    /// meet there are few, which are a thousandth of the whole.
+    pub fn sized(size: &BatchSize, pairs: usize, tiling: &Tiling) -> Result<Self> {
+        let &BatchSize { tokens, read, text, rows } = size;
+        let row_of = |count: usize| (0..count).map(|token| token * rows / count.max(1)).collect::<Vec<_>>();
+        let plan = |queries: usize, keys: usize| -> Result<AttentionPlan> {
+            let group = Group { queries: 0..queries as u32, keys: [0..keys.min(128) as u32, 0..0, 0..0] };
+            Ok(AttentionPlan::new(queries, keys, vec![group], None)?)
+        };
+        Ok(Self {
+            all: TokenTables::new(&row_of(tokens), rows, &plan(tokens, text)?, tiling),
+            place_of_row: Some(vec![0; tokens]),
+            has_padding: false,
+            read: match read == tokens {
+                true => None,
+                false => Some((vec![0; read], TokenTables::new(&row_of(read), rows, &plan(read, text)?, tiling))),
+            },
+            read_by_head: vec![read],
+            positions: vec![0.0; 3 * tokens],
+            axis: vec![0; pairs],
+            frequency: vec![0.0; pairs],
+            attention: AttentionLists::new(&plan(tokens, tokens)?, tiling),
+            prompts: Vec::new(),
+        })
+    }
+
+    pub fn batch_size(&self) -> BatchSize {
+        BatchSize { tokens: self.tokens(), read: self.tokens_read(), text: self.text(), rows: self.rows() }
     }
 
     /// N
     pub fn tokens(&self) -> usize {
-        self.row_of_token.len()
+        self.all.row_of_token.len()
+    }
+
+    /// Tokens that heads read.
+    pub fn tokens_read(&self) -> usize {
+        self.read.as_ref().map_or(self.tokens(), |(tokens, _)| tokens.len())
     }
 
     /// Rows of text.
     pub fn text(&self) -> usize {
-        self.text_attention.keys
+        self.all.text.keys
     }
 
     pub fn rows(&self) -> usize {
-        self.row_segment_start.len() - 1
+        self.all.row_segment_start.len() - 1
     }
 
     pub fn segments(&self) -> usize {
-        self.segment_start.len() - 1
+        self.all.segments()
     }
 
     /// Has the device compute the rotary turns.
@@ -128,6 +205,24 @@ impl BatchTables {
         let frequency = upload(&ops.launcher, arena, &self.frequency)?;
         ops.rope_table(positions, axis, frequency, &turns, self.tokens())?;
         Ok(turns)
+    }
+}
+
+impl TokenTables {
+    fn new(row_of_token: &[usize], rows: usize, text: &AttentionPlan, tiling: &Tiling) -> Self {
+        let (tokens_by_row, segment_start, row_segment_start) = segments(row_of_token, rows);
+        let ints = |values: &[usize]| values.iter().map(|&value| value as i32).collect::<Vec<_>>();
+        Self {
+            row_of_token: ints(row_of_token),
+            tokens_by_row: ints(&tokens_by_row),
+            segment_start: ints(&segment_start),
+            row_segment_start: ints(&row_segment_start),
+            text: AttentionLists::new(text, tiling),
+        }
+    }
+
+    pub fn segments(&self) -> usize {
+        self.segment_start.len() - 1
     }
 }
 
@@ -146,6 +241,17 @@ where
             .map_err(|error| device_error(error, format!("copying {} values to the device", values.len())))?;
     }
     Ok(slice)
+}
+
+/// Where each of `rows` rows goes, by where each token comes from; -1: nowhere.
+fn places(sources: &[u32], rows: usize) -> Vec<i32> {
+    let mut places = vec![-1; rows];
+    for (token, &source) in sources.iter().enumerate() {
+        if let Some(place) = places.get_mut(source as usize) {
+            *place = token as i32;
+        }
+    }
+    places
 }
 
 /// Each sample sees its own keys, all of them.
@@ -184,6 +290,11 @@ pub(super) fn segments(row_of_token: &[usize], rows: usize) -> (Vec<usize>, Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_find_the_tokens_that_came_from_them() {
+        assert_eq!(places(&[2, 0, 4, 4], 4), [1, -1, 0, -1], "4 is padding, rows 1 and 3 are nobody's");
+    }
 
     #[test]
     fn segments_cover_each_token_once_and_stay_in_their_row() {

@@ -66,6 +66,10 @@ pub(crate) struct TrunkFigures {
     /// The update alone, if there is one.
     pub update_s: Option<f64>,
     pub peak_gb: f64,
+    /// What that was predicted to be.
+    pub predicted_gb: f64,
+    /// Of it what candle took in front, in heads, and in the backward pass.
+    pub islands_gb: [f64; 3],
     /// The arena as it was predicted, GB.
     pub arena_gb: f64,
     pub kept: String,
@@ -229,7 +233,9 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
         min_s: times.iter().copied().fold(f64::INFINITY, f64::min),
         max_s: times.iter().copied().fold(0.0, f64::max),
         update_s: if updates.is_empty() { None } else { Some(median(&mut updates)) },
-        peak_gb: engine.gpu().peak_bytes()? as f64 / 1e9,
+        peak_gb: engine.account().peak() as f64 / 1e9,
+        predicted_gb: engine.account().predicted() as f64 / 1e9,
+        islands_gb: engine.account().islands.map(|bytes| bytes as f64 / 1e9),
         arena_gb: arena as f64 / 1e9,
         kept,
         parts_ms: PartMs {

@@ -3,11 +3,11 @@
 use super::kernels::Kernels;
 use super::launch::{Launcher, device_error};
 use super::memory::ProcessMemory;
+use super::warm::Warming;
 use crate::{Error, Exit, Result};
 use candle_core::Device;
-use candle_core::cuda_backend::kernels as candle_kernels;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The oldest architecture that the kernels are compiled for.
 const OLDEST: (i32, i32) = (8, 0);
@@ -26,6 +26,7 @@ pub(crate) struct Gpu {
     /// FLOP a second of dense bf16 products by the datasheet, if the architecture is known.
     pub peak_flops: Option<f64>,
     process: ProcessMemory,
+    warming: Mutex<Warming>,
 }
 
 /// A GPU by what the driver says of it.
@@ -104,7 +105,7 @@ impl Gpu {
         unsafe { cuda.disable_event_tracking() };
         let context = Arc::clone(stream.context());
         keep_memory(&context)?;
-        warm(&context);
+        let warming = Mutex::new(Warming::begin(&context, ordinal));
         let kernels = Arc::new(Kernels::load(&context)?);
         let process = ProcessMemory::open(&context);
         let peak_flops = match found.capability {
@@ -113,7 +114,21 @@ impl Gpu {
             (10, 0) => Some(2250e12),
             _ => None,
         };
-        Ok(Self { device, stream, kernels, name: found.name, total_bytes: found.total_bytes, peak_flops, process })
+        Ok(Self {
+            device,
+            stream,
+            kernels,
+            name: found.name,
+            total_bytes: found.total_bytes,
+            peak_flops,
+            process,
+            warming,
+        })
+    }
+
+    /// Waits until candle's kernels are compiled, if that is still going on.
+    pub fn wait_for_kernels(&self) {
+        self.warming.lock().unwrap_or_else(PoisonError::into_inner).finish();
     }
 
     pub fn launcher(&self) -> Launcher {
@@ -131,7 +146,12 @@ impl Gpu {
     pub fn unused_bytes(&self) -> Result<u64> {
         use sys::CUmemPool_attribute_enum as Attribute;
         let reserved = self.pool(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
-        Ok(reserved.saturating_sub(self.pool(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?))
+        Ok(reserved.saturating_sub(self.used_bytes()?))
+    }
+
+    /// Bytes that are allocated.
+    pub fn used_bytes(&self) -> Result<u64> {
+        self.pool(sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
     /// Bytes that this process takes: by the management library, or what the allocator holds where that is silent.
@@ -140,9 +160,18 @@ impl Gpu {
         self.process.bytes().map_or_else(reserved, Ok)
     }
 
-    /// The most bytes that were allocated at once.
-    pub fn peak_bytes(&self) -> Result<u64> {
-        self.pool(sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+    /// The most bytes that were allocated at once since this was last asked.
+    pub fn take_peak(&self) -> Result<u64> {
+        let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        let peak = self.pool(attribute)?;
+        let mut zero = 0u64;
+        // SAFETY: the pool belongs to this device, and the attribute is a u64 that may be set to 0, which starts it anew.
+        unsafe {
+            let pool = result::device::get_default_mem_pool(self.stream.context().cu_device());
+            pool.and_then(|pool| result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut zero).cast()))
+        }
+        .map_err(|error| device_error(error, "asking the allocator"))?;
+        Ok(peak)
     }
 
     /// A number of bytes that the allocator knows.
@@ -178,16 +207,4 @@ fn keep_memory(context: &Arc<CudaContext>) -> Result<()> {
         })
     }
     .map_err(|error| device_error(error, "telling the allocator to keep memory"))
-}
-
-/// Has the driver compile candle's kernels, all files at once: they come as PTX, and one after another takes 20 s on a
-/// machine that never ran them. The results stay in the driver's cache, where candle's own loading finds them.
-fn warm(context: &Arc<CudaContext>) {
-    use candle_kernels::{AFFINE, BINARY, CAST, FILL, INDEXING, REDUCE, TERNARY, UNARY};
-    std::thread::scope(|scope| {
-        for module in [&AFFINE, &BINARY, &CAST, &FILL, &INDEXING, &REDUCE, &TERNARY, &UNARY] {
-            // A failure is met again, with its place, when candle needs the module.
-            scope.spawn(move || context.load_module(module.ptx().into()).is_ok());
-        }
-    });
 }

@@ -5,8 +5,9 @@
 //! the trunk's cotangents go back into candle as a sum of products. Parameters are views into one flat buffer, so the
 //! model's tensors and the trunk's addresses are the same memory, and an update of one is seen by the other.
 
+use super::account::{MemoryAccount, islands_bytes, room};
 use super::arena::Arena;
-use super::batch::BatchTables;
+use super::batch::{BatchSize, BatchTables};
 use super::collective::{Alone, Collective};
 use super::device::Gpu;
 use super::flat::FlatLayout;
@@ -31,12 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Left to the libraries and the driver when the arena is sized; a batch's own share is added on top.
-const RESERVE: u64 = 1 << 30;
-/// Bytes a token and channel that candle takes beside the embedders' part at its peak, which is in the heads' backward
-/// pass: the stream and its gradient from each head in f32, and half of the tokens a few times over.
-const BACK_BYTES: u64 = 36;
-
 /// Parameters, their gradients and the optimizer's state, all in one order on the device.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -54,7 +49,9 @@ pub(crate) struct Engine {
     /// Bytes that the arena may take at most; `None`: what the device has free.
     limit: Option<u64>,
     policy: Option<(KeepPolicy, Needed)>,
+    planned_for: Option<BatchSize>,
     peak_seen: AtomicU64,
+    account: MemoryAccount,
     collective: Box<dyn Collective>,
 }
 
@@ -168,7 +165,9 @@ impl Engine {
             arena: None,
             limit: None,
             policy: None,
+            planned_for: None,
             peak_seen: AtomicU64::new(0),
+            account: MemoryAccount::default(),
             collective: Box::new(Alone),
         })
     }
@@ -189,6 +188,22 @@ impl Engine {
     /// The policy of the last micro-step and the bytes that it was predicted to take.
     pub fn policy(&self) -> Option<(KeepPolicy, Needed)> {
         self.policy
+    }
+
+    /// Whose the memory of the last micro-step was.
+    pub fn account(&self) -> MemoryAccount {
+        self.account
+    }
+
+    /// Bytes of parameters, gradients and the optimizer's state.
+    fn state_bytes(&self) -> u64 {
+        let operand = if self.half { 2 } else { 4 };
+        let floats = |slice: &CudaSlice<f32>| 4 * slice.len() as u64;
+        let optimizer = self
+            .optimizer
+            .as_ref()
+            .map_or(0, |state| floats(&state.first) + floats(&state.second) + state.master.as_ref().map_or(0, floats));
+        (self.flat.len * operand) as u64 + floats(&self.gradients) + optimizer
     }
 
     /// What this process takes of the GPU, and the most that it took after any look.
@@ -242,19 +257,54 @@ impl Engine {
         weight: f64,
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
+        self.gpu.wait_for_kernels();
+        self.pass(model, input, weight, loss).map_err(|error| match error.code {
+            "gpu_out_of_memory" => self.out_of_memory(error),
+            _ => error,
+        })
+    }
+
+    /// What was taken when memory ran out.
+    fn out_of_memory(&self, error: Error) -> Error {
+        let free = self.gpu.memory().map_or(0, |(free, _)| free);
+        let arena = self.arena.as_ref().map_or(0, |arena| arena.len());
+        let kept = self.policy.map_or_else(|| "nothing yet".to_owned(), |(policy, _)| policy.to_string());
+        let what = format!(
+            "{}; {free} bytes are free beside {} of parameters, gradients and optimizer and {arena} of arena (kept: {kept})",
+            error.what,
+            self.state_bytes()
+        );
+        Error { what, ..error }
+    }
+
+    fn pass<M: Transformer>(
+        &mut self,
+        model: &M,
+        input: &M::Input,
+        weight: f64,
+        loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
+    ) -> Result<MicroStep> {
         let mut clock = Clock::default();
         clock.tick(&self.gpu)?;
+        self.gpu.take_peak()?;
         let layout = model.layout(input)?;
-        let (front_x, front) = model.front(input, &layout)?;
-        let (batch, tokens, width) = front_x.dims3()?;
-        let (_, text_rows, _) = front.text.dims3()?;
-        let tables = BatchTables::new(model.placement(&layout), batch, text_rows, self.trunk.attention().tiling())?;
+        let (rows, front) = model.front(input, &layout)?;
+        let placement = model.placement(&layout);
+        let width = model.trunk().width;
+        let (batch, text_rows, _) = front.text.dims3()?;
+        let embedded = rows.iter().map(Tensor::elem_count).sum::<usize>() / width;
+        let tables = BatchTables::new(placement, batch, text_rows, embedded, self.trunk.attention().tiling())?;
+        let tokens = tables.tokens() / batch;
         clock.tick(&self.gpu)?;
 
         let depth = self.trunk.depth();
         let flop = 3.0 * self.trunk.forward_flop(&tables);
         let (policy, needed) = self.fit(&tables)?;
         self.policy = Some((policy, needed));
+        self.account.state = self.state_bytes();
+        self.account.arena = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
+        let beside = self.account.state + self.account.arena;
+        let islands = |gpu: &Gpu| gpu.take_peak().map(|peak| peak.saturating_sub(beside));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
         let operand = if self.half { 2 } else { 4 };
@@ -280,7 +330,7 @@ impl Engine {
             self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
             Ok(tensor)
         };
-        // A boundary as a variable, without copying it twice.
+        // A stream as a variable, without copying it twice.
         let variable = |from: Slice<f32>, shape: &[usize]| -> Result<Var> {
             let tensor = uninitialised(shape, true, &self.gpu)?;
             self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
@@ -288,22 +338,34 @@ impl Engine {
         };
         let stream_shape = [batch, tokens, width];
 
-        copy_in(&front_x, pass.boundary(0))?;
+        let rows = rows.iter().map(Tensor::contiguous).collect::<candle_core::Result<Vec<_>>>()?;
+        let parts = rows.iter().map(|part| operand_slice(part, &self.gpu)).collect::<Result<Vec<_>>>()?;
+        pass.embed(&parts)?;
         pass.work_in(Arena::new(base + needed.kept, needed.scratch, operand));
         let mut insertion_inputs: BTreeMap<usize, Tensor> = BTreeMap::new();
         for layer in 0..depth {
             if let (Some(branch), Some(geometry)) = (model.insertion(layer), &conditioning.geometry) {
-                let x = copy_out(pass.boundary(layer), &stream_shape)?;
+                let x = copy_out(pass.input(layer), &stream_shape)?;
                 let inserted = branch.forward(&x, &geometry.detach(), model.placement(&layout).video_tokens)?;
-                copy_in(&inserted, pass.boundary(layer))?;
+                copy_in(&inserted, pass.input(layer))?;
                 insertion_inputs.insert(layer, x);
             }
             pass.forward(layer)?;
         }
         clock.tick(&self.gpu)?;
+        self.account.islands[0] = islands(&self.gpu)?;
 
-        let last = variable(pass.boundary(depth), &stream_shape)?;
-        let output = model.back(last.as_tensor(), &conditioning, &layout)?;
+        let (output_stream, output_gradient) = pass.output();
+        // What each head reads, and where its gradient goes.
+        let mut read = Vec::new();
+        let mut first = 0;
+        for tokens in &tables.read_by_head {
+            let part = |slice: Slice<f32>| slice.part(first * width, tokens * width, bytes);
+            read.push((variable(part(output_stream), &[batch, tokens / batch, width])?, part(output_gradient)));
+            first += tokens;
+        }
+        let tensors: Vec<Tensor> = read.iter().map(|(variable, _)| variable.as_tensor().clone()).collect();
+        let output = model.back(&tensors, &conditioning, &layout)?;
         let losses = loss(&output)?;
         let store = (&losses.total * weight)?.backward()?;
         let collect = |store: &GradStore| {
@@ -312,30 +374,33 @@ impl Engine {
         collect(&store)?;
         let mut cotangents: Vec<Option<Tensor>> = vec![None; shared.len()];
         accumulate(&store, &shared, &mut cotangents)?;
-        copy_in(&required(&store, &last)?, pass.dx)?;
-        drop(store);
-        drop(last);
+        for (variable, gradient) in &read {
+            copy_in(&required(&store, variable)?, *gradient)?;
+        }
+        drop((store, read, tensors));
         let losses = losses.detach();
         drop(output);
         clock.tick(&self.gpu)?;
+        self.account.islands[1] = islands(&self.gpu)?;
 
         for layer in (0..depth).rev() {
             pass.backward(layer)?;
             if let (Some(branch), Some(x), Some(geometry)) =
                 (model.insertion(layer), insertion_inputs.remove(&layer), &conditioning.geometry)
             {
+                let (stream, gradient) = pass.between();
+                copy_in(&x, stream)?;
                 let x = Var::from_tensor(&x)?;
                 let y = branch.forward(x.as_tensor(), geometry, model.placement(&layout).video_tokens)?;
-                let cotangent = copy_out(pass.dx, &stream_shape)?;
+                let cotangent = copy_out(gradient, &stream_shape)?;
                 let store = pull(&y, cotangent)?.backward()?;
                 collect(&store)?;
                 accumulate(&store, &shared, &mut cotangents)?;
-                copy_in(&required(&store, &x)?, pass.dx)?;
+                copy_in(&required(&store, &x)?, gradient)?;
             }
         }
         clock.tick(&self.gpu)?;
 
-        let stream_gradient = copy_out(pass.dx, &stream_shape)?;
         let e0_gradient = copy_out(pass.e0_gradient, e0.dims())?.to_dtype(e0.dtype())?;
         let text_gradient = copy_out(pass.text_gradient, text.dims())?.to_dtype(text.dtype())?;
         // The first and third of the shared tensors are read by the trunk alone.
@@ -345,7 +410,13 @@ impl Engine {
                 None => gradient,
             });
         }
-        let mut seeds = vec![pull(&front_x, stream_gradient)?];
+        let gradients = rows.iter().map(Tensor::zeros_like).collect::<candle_core::Result<Vec<_>>>()?;
+        let parts = gradients.iter().map(|part| operand_slice(part, &self.gpu)).collect::<Result<Vec<_>>>()?;
+        pass.embed_backward(&parts)?;
+        let mut seeds = Vec::new();
+        for (part, gradient) in rows.iter().zip(gradients) {
+            seeds.push(pull(part, gradient)?);
+        }
         for (tensor, cotangent) in front.tensors().into_iter().zip(cotangents) {
             if let Some(cotangent) = cotangent {
                 seeds.push(pull(tensor, cotangent)?);
@@ -353,6 +424,7 @@ impl Engine {
         }
         collect(&Tensor::stack(&seeds, 0)?.sum_all()?.backward()?)?;
         clock.tick(&self.gpu)?;
+        self.account.islands[2] = islands(&self.gpu)?;
         self.gpu.synchronize()?;
         let times = DeviceTimes { flop, peak: if self.half { self.gpu.peak_flops } else { None }, ..clock.times()? };
         Ok(MicroStep { losses, times })
@@ -362,12 +434,24 @@ impl Engine {
     fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
         let (free, _) = self.gpu.memory()?;
-        let size = self.trunk.size(tables);
-        let stream = (size.tokens * size.width) as u64;
-        let pool = self.gpu.unused_bytes()?;
-        let room = (free + pool + held).saturating_sub(RESERVE + BACK_BYTES * stream);
+        let islands = islands_bytes(&tables.batch_size(), self.trunk.width());
+        self.account.predicted_islands = islands;
+        // Embedders have run: what they hold is part of candle's share already.
+        let embedded = self.gpu.used_bytes()?.saturating_sub(self.state_bytes() + held);
+        let unused = free + self.gpu.unused_bytes()? + held + embedded;
+        let room = room(unused, islands);
         let budget = self.limit.map_or(room, |limit| limit.min(room));
-        let (policy, needed) = self.trunk.policy_within(tables, budget)?;
+        // A batch as large as the last goes as the last did: the search takes the host some milliseconds.
+        let size = tables.batch_size();
+        let known = match self.policy {
+            Some((policy, _)) if self.planned_for == Some(size) => Some((policy, self.trunk.predict(tables, &policy)?)),
+            _ => None,
+        };
+        let (policy, needed) = match known.filter(|(_, needed)| needed.bytes() <= budget.min(held)) {
+            Some(known) => known,
+            None => self.trunk.policy_within(tables, budget)?,
+        };
+        self.planned_for = Some(size);
         let bytes = needed.bytes();
         if bytes > budget.max(held) {
             let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());

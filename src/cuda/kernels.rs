@@ -11,7 +11,7 @@ mod images {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
 
-pub(super) use images::NORM_MODULATE_PTX;
+pub(super) use images::{NORM_MODULATE_PTX, WEIGHTED_MSE_PTX};
 
 /// Loaded modules, and the functions found in them so far.
 #[derive(Debug)]

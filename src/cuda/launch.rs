@@ -67,12 +67,12 @@ impl<E> Clone for Slice<E> {
 impl<E> Copy for Slice<E> {}
 
 impl<E> Slice<E> {
-    pub fn new(address: u64, len: usize) -> Self {
+    pub const fn new(address: u64, len: usize) -> Self {
         Self { address, len, element: PhantomData }
     }
 
     /// What a kernel takes for "not wanted".
-    pub fn null() -> Self {
+    pub const fn null() -> Self {
         Self::new(0, 0)
     }
 

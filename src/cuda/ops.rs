@@ -92,6 +92,16 @@ pub(crate) struct Added {
     pub gate: i32,
 }
 
+/// What happens to the residual stream before its norm. The result may lie where the stream lay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Nothing,
+    /// The stream plus what is added, into a place.
+    Add(Added, Slice<f32>),
+    /// The stream less what was added, into a place: the backward pass goes back the way the forward pass came.
+    TakeBack(Added, Slice<f32>),
+}
+
 /// Rows of a matrix inside a wider one.
 pub(crate) type Rows = super::gemm::Rows<Operand>;
 
@@ -120,12 +130,12 @@ impl Ops {
         format!("{kernel}_{}", if self.half { "bf16" } else { "f32" })
     }
 
-    /// x1 = x + gate y (into `x_out`), h = norm(x1).
+    /// x1 = x + gate y, or x - gate y, then h = norm(x1).
     #[allow(clippy::too_many_arguments)]
     pub fn residual_norm(
         &self,
         x: Slice<f32>,
-        added: Option<(Added, Slice<f32>)>,
+        change: Change,
         modulation: &Modulation,
         norm: Norm,
         h: Slice<Operand>,
@@ -133,9 +143,10 @@ impl Ops {
         tokens: usize,
         width: usize,
     ) -> Result<()> {
-        let (y, gate, x_out) = match added {
-            Some((added, x_out)) => (added.y, added.gate, x_out),
-            None => (Slice::null(), -1, Slice::null()),
+        let (y, gate, sign, x_out) = match change {
+            Change::Nothing => (Slice::null(), -1, 1.0, Slice::null()),
+            Change::Add(added, x_out) => (added.y, added.gate, 1.0, x_out),
+            Change::TakeBack(added, x_out) => (added.y, added.gate, -1.0, x_out),
         };
         let (weight, bias) = norm.affine();
         let (shift, scale) = norm.parts();
@@ -149,6 +160,7 @@ impl Ops {
                 modulation.e0.into(),
                 modulation.table.into(),
                 modulation.rows.into(),
+                sign.into(),
                 x_out.into(),
                 norm.kind().into(),
                 weight.into(),
@@ -367,6 +379,48 @@ impl Ops {
             &[dy.data.into(), int(dy.stride)?, scratch.into(), long(tokens), int(width)?, int(BIAS_ROWS)?],
         )?;
         self.column_sum_second(scratch, gradient, blocks, width)
+    }
+
+    /// Takes from the rows of each of `spans` [P, 2] their mean, by weights exp(`bias`) [S] if there is one; x [S, D].
+    pub fn center_rows(&self, x: Slice<Operand>, bias: Slice<f32>, spans: Slice<i32>, width: usize) -> Result<()> {
+        let grid = Grid::plane(width.div_ceil(64), spans.len() / 2, 256);
+        self.launcher.launch(&self.name("center_rows"), grid, &[x.into(), bias.into(), spans.into(), int(width)?])
+    }
+
+    /// Row `index[i]` of x, of `bytes` bytes each (a multiple of 16), becomes row i of y.
+    pub fn take_rows<E>(&self, x: Slice<E>, index: Slice<i32>, y: Slice<E>, bytes: usize) -> Result<()> {
+        self.move_rows("take_rows", x, index, y, bytes)
+    }
+
+    /// Row i of x becomes row `index[i]` of y; other rows of y stay.
+    pub fn put_rows<E>(&self, x: Slice<E>, index: Slice<i32>, y: Slice<E>, bytes: usize) -> Result<()> {
+        self.move_rows("put_rows", x, index, y, bytes)
+    }
+
+    /// Rows [count, D] become rows `place[i]` of the stream x, or rows i without places.
+    pub fn embed_rows(&self, rows: Slice<Operand>, place: Slice<i32>, x: Slice<f32>, width: usize) -> Result<()> {
+        let count = rows.len() / width;
+        let arguments = [rows.into(), place.into(), x.into(), int(width)?, long(count)];
+        self.launcher.launch(&self.name("embed_rows"), Grid::new(rows.len().div_ceil(1024), 256), &arguments)
+    }
+
+    /// The gradient of [`Self::embed_rows`].
+    pub fn embed_rows_backward(
+        &self,
+        dx: Slice<f32>,
+        place: Slice<i32>,
+        d_rows: Slice<Operand>,
+        width: usize,
+    ) -> Result<()> {
+        let count = d_rows.len() / width;
+        let arguments = [dx.into(), place.into(), d_rows.into(), int(width)?, long(count)];
+        self.launcher.launch(&self.name("embed_rows_backward"), Grid::new(d_rows.len().div_ceil(1024), 256), &arguments)
+    }
+
+    fn move_rows<E>(&self, kernel: &str, x: Slice<E>, index: Slice<i32>, y: Slice<E>, bytes: usize) -> Result<()> {
+        let (vectors, count) = (bytes / 16, index.len());
+        let arguments = [x.into(), index.into(), y.into(), int(vectors)?, long(count)];
+        self.launcher.launch(kernel, Grid::new((count * vectors).div_ceil(256), 256), &arguments)
     }
 
     /// The turns of `positions` [N, 3] (f64) for pairs of `axis` and `frequency` [P].

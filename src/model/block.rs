@@ -58,6 +58,12 @@ pub struct Placement {
     pub sight: Sight,
     /// How many of the L tokens, from the front, the geometry branch reaches.
     pub video_tokens: usize,
+    /// Which of the embedders' rows, part after part, each token of the one packed sample is; a number past their end is
+    /// padding. `None`: the rows of all samples in their order.
+    pub sources: Option<Vec<u32>>,
+    /// The tokens that each head reads, in the order in which it reads them; `None`: one reads all. What the last block
+    /// computes of others beyond keys and values is nobody's.
+    pub read: Option<Vec<Vec<u32>>>,
 }
 
 /// Which keys a query sees.

@@ -10,7 +10,7 @@ use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement,
 use super::timestep::sinusoid_f32;
 use super::{Block, Conditioning, GeometryInsertion, Parameters, Transformer, TrunkShape};
 use crate::config::LingbotModelConfig;
-use crate::ops::{RopeTable, Rows, norm_modulate, take_rows};
+use crate::ops::{RopeTable, Rows, norm_modulate};
 use crate::pack::sequence::{FrameTokens, PackedEpisode, Sequence};
 use candle_core::{Result, Tensor};
 use std::sync::Arc;
@@ -112,6 +112,8 @@ impl Layout {
             rows: Rows::new(sequence.row_of_token().to_vec(), sequence.rows()),
             sight: Sight::Planned { tokens: Arc::clone(sequence.attention()), text },
             video_tokens: 0,
+            sources: Some(sequence.source_of_token().to_vec()),
+            read: Some(vec![sequence.noisy_video().to_vec(), sequence.noisy_action().to_vec()]),
         };
         Ok(Self { sequence: Arc::new(sequence), frames, tokens, placement })
     }
@@ -310,12 +312,11 @@ impl Transformer for LingbotModel {
         self.blocks[layer].insertion()
     }
 
-    /// The packed sequence [1, L, D] in the plan's order.
-    fn front(&self, input: &LingbotInput, layout: &Layout) -> Result<(Tensor, Conditioning)> {
+    /// Rows of video, noisy then clean, and of actions; [., D] each.
+    fn front(&self, input: &LingbotInput, layout: &Layout) -> Result<(Vec<Tensor>, Conditioning)> {
         let episodes = &input.episodes;
         let dtype = self.head_modulation.dtype();
         let device = self.head_modulation.device();
-        let width = self.config.dim;
 
         let video = episodes
             .iter()
@@ -327,16 +328,10 @@ impl Transformer for LingbotModel {
             .map(|e| action_rows(&e.noisy_action.to_device(device)?))
             .chain(episodes.iter().map(|e| action_rows(&e.clean_action.to_device(device)?)))
             .collect::<Result<Vec<_>>>()?;
-        let source = Tensor::cat(
-            &[
-                self.patch_embedding.forward(&Tensor::cat(&video, 0)?)?,
-                self.action_embedder.forward(&Tensor::cat(&action, 0)?)?,
-                Tensor::zeros((1, width), dtype, device)?,
-            ],
-            0,
-        )?;
-        let padding = Some(source.dim(0)? as u32 - 1);
-        let x = self.stream(&take_rows(&source, layout.sequence.source_of_token(), padding)?.unsqueeze(0)?)?;
+        let rows = vec![
+            self.patch_embedding.forward(&Tensor::cat(&video, 0)?)?,
+            self.action_embedder.forward(&Tensor::cat(&action, 0)?)?,
+        ];
 
         let of = |pick: fn(&EpisodeInput) -> &Vec<f64>| episodes.iter().flat_map(pick).copied();
         let video_rows: Vec<f64> = of(|e| &e.t_video).chain(of(|e| &e.t_history)).collect();
@@ -352,7 +347,7 @@ impl Transformer for LingbotModel {
             text: self.embedded(&input.prompts)?,
             geometry: None,
         };
-        Ok((x, conditioning))
+        Ok((rows, conditioning))
     }
 
     /// x [1, L, D] -> [1, L, D].
@@ -361,17 +356,16 @@ impl Transformer for LingbotModel {
     }
 
     /// Heads of the noisy copies: LN, modulation by `e`, projection.
-    fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<Vec<EpisodeOutput>> {
-        let sequence = &layout.sequence;
+    fn back(&self, read: &[Tensor], conditioning: &Conditioning, layout: &Layout) -> Result<Vec<EpisodeOutput>> {
+        let [video, action] = read else { candle_core::bail!("{} parts for two heads", read.len()) };
         let total: usize = layout.frames.iter().sum();
         let [h, w] = layout.tokens.grid;
         // Rows of the noisy video come first, those of the noisy actions after both video copies.
-        let head = |positions: &[u32], first_row: usize, projection: &Linear| -> Result<Tensor> {
-            let tokens = take_rows(&x.squeeze(0)?, positions, None)?.unsqueeze(0)?;
-            self.head(&tokens, &conditioning.e.narrow(1, first_row, total)?, projection)
+        let head = |tokens: &Tensor, first_row: usize, projection: &Linear| -> Result<Tensor> {
+            self.head(tokens, &conditioning.e.narrow(1, first_row, total)?, projection)
         };
-        let video = head(sequence.noisy_video(), 0, &self.video_head)?;
-        let action = head(sequence.noisy_action(), 2 * total, &self.action_head)?;
+        let video = head(video, 0, &self.video_head)?;
+        let action = head(action, 2 * total, &self.action_head)?;
         let mut first = 0;
         let mut outputs = Vec::with_capacity(layout.frames.len());
         for &frames in &layout.frames {

@@ -11,7 +11,9 @@ mod parameters;
 mod timestep;
 mod xwam;
 
-use candle_core::{Result, Tensor};
+use crate::ops::take_rows;
+use block::stream_dtype;
+use candle_core::{Result, Tensor, bail};
 
 pub use block::{Block, BlockNames, Conditioning, Placement, Sight};
 pub use count::{ParameterCount, Part, count, specs};
@@ -61,14 +63,37 @@ pub trait Transformer {
         self.trunk().depth
     }
 
-    /// Embedders: the token sequence [B, L, D] and what the blocks read beside it.
-    fn front(&self, input: &Self::Input, layout: &Self::Layout) -> Result<(Tensor, Conditioning)>;
+    /// Embedders: rows of the token sequence in parts [., D], and what the blocks read beside them.
+    fn front(&self, input: &Self::Input, layout: &Self::Layout) -> Result<(Vec<Tensor>, Conditioning)>;
+
+    /// The residual stream [B, L, D] of the embedders' rows, in the order of the sequence.
+    fn sequence(&self, rows: &[Tensor], layout: &Self::Layout) -> Result<Tensor> {
+        let Placement { sources, rows: modulation, .. } = self.placement(layout);
+        let mut rows = rows.to_vec();
+        let Some(Ok(width)) = rows.first().map(|part| part.dim(1)) else { bail!("no rows for a sequence") };
+        if let (Some(_), Some(part)) = (sources, rows.first()) {
+            rows.push(Tensor::zeros((1, width), part.dtype(), part.device())?);
+        }
+        let mut x = Tensor::cat(&rows, 0)?;
+        if let Some(sources) = sources {
+            x = take_rows(&x, sources, Some(x.dim(0)? as u32 - 1))?;
+        }
+        x.reshape(((), modulation.of_token.len(), width))?.to_dtype(stream_dtype(x.dtype()))
+    }
 
     /// One trunk block, x [B, L, D] -> [B, L, D].
     fn block(&self, layer: usize, x: &Tensor, conditioning: &Conditioning, layout: &Self::Layout) -> Result<Tensor>;
 
-    /// Heads.
-    fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Self::Layout) -> Result<Self::Output>;
+    /// What each head reads of x [B, L, D] after the last block.
+    fn read(&self, x: &Tensor, layout: &Self::Layout) -> Result<Vec<Tensor>> {
+        match &self.placement(layout).read {
+            None => Ok(vec![x.clone()]),
+            Some(heads) => heads.iter().map(|tokens| take_rows(&x.squeeze(0)?, tokens, None)?.unsqueeze(0)).collect(),
+        }
+    }
+
+    /// Heads, on what [`Self::read`] gives.
+    fn back(&self, read: &[Tensor], conditioning: &Conditioning, layout: &Self::Layout) -> Result<Self::Output>;
 
     /// The same numbers without the graph behind them.
     fn detach(output: &Self::Output) -> Self::Output;
@@ -76,10 +101,11 @@ pub trait Transformer {
     /// The whole forward pass.
     fn forward(&self, input: &Self::Input) -> Result<Self::Output> {
         let layout = self.layout(input)?;
-        let (mut x, conditioning) = self.front(input, &layout)?;
+        let (rows, conditioning) = self.front(input, &layout)?;
+        let mut x = self.sequence(&rows, &layout)?;
         for layer in 0..self.depth() {
             x = self.block(layer, &x, &conditioning, &layout)?;
         }
-        self.back(&x, &conditioning, &layout)
+        self.back(&self.read(&x, &layout)?, &conditioning, &layout)
     }
 }

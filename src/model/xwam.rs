@@ -3,7 +3,7 @@
 //! Sequence length L = N + Ta + Tp with N = T V h w video tokens in the order (t, v, y, x). Views share RoPE positions
 //! and are told apart by a learned embedding. Modulation rows R = T + Ta + Tp: one a latent frame, action, proprio.
 
-use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight, stream_dtype};
+use super::block::{AttentionNames, BlockNames, Linear, Mlp, MlpNames, Placement, Sight};
 use super::geometry::{GeometryAdapter, GeometryInsertion};
 use super::timestep::sinusoid;
 use super::{Block, Conditioning, Parameters, Transformer, TrunkShape};
@@ -95,7 +95,14 @@ impl Layout {
         }
         let table = RopeTable::new(&positions, RopeTable::xwam_axes(config.dim / config.num_heads));
         let rows = Rows::new(row_of_token, frames + actions + proprios);
-        let placement = Placement { table, rows, sight: Sight::Everything, video_tokens: frames * per_frame };
+        let placement = Placement {
+            table,
+            rows,
+            sight: Sight::Everything,
+            video_tokens: frames * per_frame,
+            sources: None,
+            read: None,
+        };
         Ok(Self { frames, views, grid, actions, proprios, placement })
     }
 
@@ -198,14 +205,14 @@ impl Transformer for XwamModel {
         self.blocks[layer].insertion()
     }
 
-    /// Embedders: the joint sequence [B, L, D] and what the blocks read beside it.
-    fn front(&self, input: &XwamInput, layout: &Layout) -> Result<(Tensor, Conditioning)> {
+    /// Embedders: the joint sequence [B L, D] and what the blocks read beside it.
+    fn front(&self, input: &XwamInput, layout: &Layout) -> Result<(Vec<Tensor>, Conditioning)> {
         let dtype = self.view_embedding.dtype();
         let device = self.view_embedding.device();
         let video = self.patchify(&input.latent.to_device(device)?, layout)?;
         let action = self.action_encoder.forward(&input.action.to_device(device)?)?;
         let proprio = self.proprio_encoder.forward(&input.proprio.to_device(device)?)?;
-        let x = Tensor::cat(&[video, action, proprio], 1)?.to_dtype(stream_dtype(dtype))?;
+        let x = Tensor::cat(&[video, action, proprio], 1)?.flatten(0, 1)?;
 
         let batch = input.latent.dim(0)?;
         let timesteps: Vec<f64> = (0..batch)
@@ -231,7 +238,7 @@ impl Transformer for XwamModel {
             text: self.text_embedding.forward(&input.text.to_device(device)?)?,
             geometry,
         };
-        Ok((x, conditioning))
+        Ok((vec![x], conditioning))
     }
 
     /// x [B, L, D] -> [B, L, D].
@@ -240,7 +247,8 @@ impl Transformer for XwamModel {
     }
 
     /// Heads: video through LN and modulation by `e`; actions and proprios by an MLP on x itself.
-    fn back(&self, x: &Tensor, conditioning: &Conditioning, layout: &Layout) -> Result<XwamOutput> {
+    fn back(&self, read: &[Tensor], conditioning: &Conditioning, layout: &Layout) -> Result<XwamOutput> {
+        let [x] = read else { candle_core::bail!("{} parts for one head", read.len()) };
         let (batch, _, width) = x.dims3()?;
         let video_tokens = layout.video_tokens();
         let stream = |tensor: &Tensor| tensor.to_dtype(x.dtype());

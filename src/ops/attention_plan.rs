@@ -97,6 +97,48 @@ impl AttentionPlan {
         self.key_bias.as_deref()
     }
 
+    /// The plan of some of the queries, in another order: query i sees what `queries[i]` sees here.
+    ///
+    /// # Errors
+    /// If one of them is not of this plan.
+    pub fn of_queries(&self, queries: &[u32]) -> Result<Self> {
+        let mut group_of = vec![None; self.queries];
+        for (number, group) in self.groups.iter().enumerate() {
+            group_of[group.queries.start as usize..group.queries.end as usize].fill(Some(number));
+        }
+        let mut groups: Vec<Group> = Vec::new();
+        let mut last = None;
+        for (query, from) in (0u32..).zip(queries) {
+            let Some(&number) = group_of.get(*from as usize) else {
+                bail!("attention plan: query {from} of {}", self.queries);
+            };
+            match (number, groups.last_mut()) {
+                (Some(_), Some(group)) if number == last => group.queries.end = query + 1,
+                (Some(number), _) => {
+                    groups.push(Group { queries: query..query + 1, keys: self.groups[number].keys.clone() });
+                }
+                (None, _) => {}
+            }
+            last = number;
+        }
+        Self::new(queries.len(), self.keys, groups, self.key_bias.clone())
+    }
+
+    /// Disjoint runs of keys, ascending, such that all keys of a query are in one.
+    pub fn key_spans(&self) -> Vec<Range<usize>> {
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        let mut ranges: Vec<Range<usize>> =
+            self.groups.iter().filter_map(|g| Some(g.intervals().next()?.start..g.intervals().last()?.end)).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        for range in ranges {
+            match spans.last_mut() {
+                Some(last) if range.start < last.end => last.end = last.end.max(range.end),
+                _ => spans.push(range),
+            }
+        }
+        spans
+    }
+
     /// How many (query, key) pairs see each other.
     pub fn visible_pairs(&self) -> u64 {
         self.groups.iter().map(|group| group.queries.len() as u64 * group.key_count() as u64).sum()
@@ -153,6 +195,19 @@ mod tests {
         assert_eq!(plan.computed_pairs(128, 128), 128 * 128);
         let nothing = AttentionPlan::new(3, 0, vec![group(0..2, [0..0, 0..0, 0..0])], None).unwrap();
         assert_eq!((nothing.visible_pairs(), nothing.computed_pairs(2, 2)), (0, 0));
+    }
+
+    #[test]
+    fn some_queries_in_another_order_see_what_they_saw() {
+        let groups = vec![group(0..3, [1..3, 0..0, 0..0]), group(4..6, [0..1, 6..8, 0..0])];
+        let plan = AttentionPlan::new(7, 8, groups, Some(vec![0.5; 8])).unwrap();
+        let picked = plan.of_queries(&[5, 4, 3, 0, 2, 6]).unwrap();
+        let expected = [group(0..2, [0..1, 6..8, 0..0]), group(3..5, [1..3, 0..0, 0..0])];
+        assert_eq!((picked.queries(), picked.groups(), picked.key_bias()), (6, &expected[..], plan.key_bias()));
+        assert!(plan.of_queries(&[7]).is_err());
+        assert_eq!(plan.key_spans(), [0..8], "keys 1 and 2 lie between those of other queries");
+        let apart = [group(0..1, [4..6, 0..0, 0..0]), group(1..2, [0..3, 0..0, 0..0]), group(2..3, [3..4, 0..0, 0..0])];
+        assert_eq!(AttentionPlan::new(3, 6, apart.to_vec(), None).unwrap().key_spans(), [0..3, 3..4, 4..6]);
     }
 
     #[test]

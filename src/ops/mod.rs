@@ -21,6 +21,7 @@ mod rope;
 mod rows;
 mod softmax;
 mod take_rows;
+mod weighted_mse;
 
 pub use attention_plan::{AttentionPlan, Group};
 pub use attention_tiles::TileLists;
@@ -34,6 +35,7 @@ pub use rope::{RopeTable, rope};
 pub use rows::Rows;
 pub use softmax::softmax_last_dim;
 pub use take_rows::take_rows;
+pub use weighted_mse::weighted_mse;
 
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, WithDType};
 

@@ -114,3 +114,13 @@ fn expand(rows_brd: &Tensor, rows: &Rows) -> Result<Tensor> {
     let index: Vec<u32> = rows.of_token.iter().map(|&row| row as u32).collect();
     rows_brd.index_select(&Tensor::new(index, rows_brd.device())?, 1)
 }
+
+/// The sum of weighed squared errors, [`super::weighted_mse`].
+pub fn weighted_mse(prediction: &Tensor, target: &Tensor, weight: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    let error = (prediction - target.detach())?.sqr()?;
+    let error = match mask {
+        None => error,
+        Some(mask) => (error * mask)?,
+    };
+    (error.sum((0, 2))? * weight)?.sum_all()
+}

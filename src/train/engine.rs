@@ -82,6 +82,22 @@ pub fn find_gpu(choice: &DeviceChoice) -> Result<String> {
     }
 }
 
+/// Name and bytes of the GPU that this choice comes to here; else of those that people have.
+pub fn gpus_to_forecast(choice: &DeviceChoice) -> Vec<(String, u64)> {
+    #[cfg(feature = "cuda")]
+    if let DeviceChoice::Auto | DeviceChoice::Cuda(_) = choice {
+        let number = if let DeviceChoice::Cuda(number) = choice { *number } else { 0 };
+        return match cuda::find(number) {
+            Ok(found) => vec![(found.name, found.total_bytes)],
+            Err(_) => [("an A100 or H100 of 80 GB", 85_000_000_000), ("an H200", 150_100_000_000)]
+                .map(|(name, bytes)| (name.to_owned(), bytes))
+                .to_vec(),
+        };
+    }
+    let _ = choice;
+    Vec::new()
+}
+
 impl Engine {
     /// An engine whose parameters begin as `initial`, in f32, with moments of zero.
     ///

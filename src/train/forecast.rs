@@ -1,6 +1,5 @@
-//! What a run will take, told before anything is built: host memory by part, disk, and the time to its first checkpoint.
-//!
-//! Of a run on the CPU. What a GPU's engine keeps beside the same parts is its own business; its forecast belongs here.
+//! What a run will take, told before anything is built: memory of the host by part and of a GPU, disk, and the time to its
+//! first checkpoint.
 
 use super::saver::kept_at_the_end;
 use crate::config::Recipe;
@@ -38,6 +37,59 @@ pub struct Shape {
     pub sequences: u64,
     pub tokens: u64,
     pub text_rows: u64,
+    /// Of the tokens of a sequence, those that heads read.
+    pub read: u64,
+    /// Modulation rows of a sequence.
+    pub rows: u64,
+}
+
+/// What a worker takes of a GPU, in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GpuForecast {
+    /// Of all the GPU's memory.
+    pub total: u64,
+    /// Parameters, gradients, masters and moments.
+    pub state: u64,
+    /// With every block run forward again in the backward pass, and with nothing computed again.
+    pub least: u64,
+    pub most: u64,
+    /// The peak as it will be, and what is kept for the backward pass; absent if the batch does not fit.
+    pub peak: Option<u64>,
+    pub kept: Option<String>,
+}
+
+/// What a worker of this recipe takes of a GPU of `total` bytes; `None` if this program was built without GPUs.
+///
+/// # Errors
+/// If the recipe's parameters cannot be laid out.
+pub fn gpu(recipe: &Recipe, shape: Shape, total: u64) -> crate::Result<Option<GpuForecast>> {
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (recipe, shape, total);
+        Ok(None)
+    }
+    #[cfg(feature = "cuda")]
+    {
+        use crate::model::{LingbotModel, XwamModel};
+        let trunk = match recipe {
+            Recipe::Xwam(recipe) => XwamModel::shape(&recipe.model),
+            Recipe::Lingbot(recipe) => LingbotModel::shape(&recipe.model),
+        };
+        let tensors: Vec<(String, usize, bool)> =
+            specs(recipe).iter().map(|spec| (spec.name.clone(), spec.count(), spec.trained)).collect();
+        let whole = |part: u64| (shape.sequences * part) as usize;
+        let size = crate::cuda::BatchSize {
+            tokens: whole(shape.tokens),
+            read: whole(shape.read),
+            text: whole(shape.text_rows),
+            rows: whole(shape.rows),
+        };
+        let half = recipe.precision().params.dtype() == DType::BF16;
+        let crate::cuda::GpuForecast { state, least, most, fits } =
+            crate::cuda::forecast(trunk, &tensors, half, &size, total)?;
+        let (peak, kept) = fits.unzip();
+        Ok(Some(GpuForecast { total, state, least, most, peak, kept }))
+    }
 }
 
 /// Bytes that a worker of this recipe takes beside the program itself.
@@ -62,7 +114,7 @@ pub fn memory(recipe: &Recipe, shape: Option<Shape>) -> MemoryForecast {
 /// feed-forward's a token, in the f32 of the residual stream. Attention without a plan keeps 7 more of the width and, twice, a
 /// score for each head and pair. Recomputation keeps each block's input and one block's insides.
 fn activations(recipe: &Recipe, shape: Shape) -> u64 {
-    let Shape { sequences, tokens, text_rows } = shape;
+    let Shape { sequences, tokens, text_rows, .. } = shape;
     let (width, ffn, heads, layers, dense) = match recipe {
         Recipe::Xwam(recipe) => {
             let model = &recipe.model;
@@ -130,7 +182,7 @@ mod tests {
     fn recomputation_keeps_one_block_and_the_inputs_of_all() {
         let Recipe::Xwam(mut demo) = recipe("xwam_demo.yaml") else { panic!("X-WAM") };
         (demo.model.dim, demo.model.ffn_dim, demo.model.num_heads, demo.model.num_layers) = (10, 20, 2, 3);
-        let shape = Shape { sequences: 2, tokens: 7, text_rows: 5 };
+        let shape = Shape { sequences: 2, tokens: 7, text_rows: 5, read: 7, rows: 1 };
         // 20 x 10 + 2 x 20 + 7 x 10 + 2 x 2 x (7 + 5) values a token, 3 x 10 a text row.
         let block = 2 * (7 * 358 + 5 * 30);
         demo.train.recompute = false;

@@ -153,7 +153,11 @@ fn compare<M: Transformer>(
         passes.push((super::task::scalar(&step.losses.total)?, engine.gradients()?));
         engine.discard_gradients()?;
     }
-    let tokens = model.front(&input, &model.layout(&input)?)?.0.elem_count() / trunk.width;
+    let tokens = {
+        let layout = model.layout(&input)?;
+        let (rows, _) = model.front(&input, &layout)?;
+        model.sequence(&rows, &layout)?.elem_count() / trunk.width
+    };
     let (loss, gradients) = passes.swap_remove(0);
     let (second_loss, second) = passes.swap_remove(0);
     let mut repeats = loss.to_bits() == second_loss.to_bits();

@@ -90,7 +90,8 @@ fn recomputed<M: Transformer>(
     started: Instant,
 ) -> Result<(M::Output, Losses, Duration)> {
     let layout = model.layout(input)?;
-    let (front_x, front_conditioning) = model.front(input, &layout)?;
+    let (rows, front_conditioning) = model.front(input, &layout)?;
+    let front_x = model.sequence(&rows, &layout)?;
     let shared: Vec<Var> = front_conditioning
         .tensors()
         .into_iter()
@@ -106,7 +107,7 @@ fn recomputed<M: Transformer>(
     }
 
     let last = Var::from_tensor(&boundaries[model.depth()])?;
-    let output = model.back(last.as_tensor(), &conditioning, &layout)?;
+    let output = model.back(&model.read(last.as_tensor(), &layout)?, &conditioning, &layout)?;
     let losses = loss(&output)?;
     let forward = started.elapsed();
     let store = losses.total.backward()?;

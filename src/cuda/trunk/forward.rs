@@ -1,212 +1,281 @@
 //! One block forward: AdaLN self-attention, text cross-attention, FFN (Wan2.2 `model.py`), as `model::Block` computes it.
 //!
-//! The same lines run again in the backward pass, where what was kept is skipped.
+//! A block is three times the same: a norm of the residual stream, what is computed of it, and an addition to the stream.
+//! The first two are one function each, which the backward pass calls again; there what was kept is skipped.
 
-use super::keep::Kept;
+use super::keep::{Kept, Outputs};
 use super::weights::Linear;
-use super::{Pass, Size};
+use super::{Pass, Read, Tokens};
 use crate::Result;
-use crate::cuda::arena::Arena;
 use crate::cuda::launch::{Operand, Slice};
-use crate::cuda::ops::{Added, Moments, Norm, Rows};
+use crate::cuda::ops::{Added, Change, Moments, Norm, Rows};
 
-/// Everything a block computes on the way, in this order.
+/// The number of the modulation part that gates what self-attention and FFN add; cross-attention's is not gated.
+pub(super) const GATES: [i32; 3] = [2, -1, 5];
+
+/// What self-attention computes of the stream, [N, D] where not said.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Values {
-    /// LN of the input, modulated, [N, D]
-    pub h1: Slice<Operand>,
-    pub moments1: Moments,
+pub(super) struct SelfInputs {
+    /// LN of the stream, modulated
+    pub h: Slice<Operand>,
+    pub moments: Moments,
     /// [N, 3 D], before the norms
     pub qkv: Slice<Operand>,
-    /// Normed and turned, [N, D] each
+    /// Normed and turned
     pub q: Slice<Operand>,
     pub k: Slice<Operand>,
     pub rstd_q: Slice<f32>,
     pub rstd_k: Slice<f32>,
-    /// [N, D] and [heads, N]
-    pub attended: (Slice<Operand>, Slice<f32>),
-    pub out: Slice<Operand>,
-    /// The stream after self-attention, [N, D]
-    pub x1: Slice<f32>,
-    pub h2: Slice<Operand>,
-    pub moments2: Moments,
-    pub cross_q: Slice<Operand>,
-    pub cross_q_normed: Slice<Operand>,
-    pub rstd_cross_q: Slice<f32>,
-    /// [S, 2 D]
-    pub cross_kv: Slice<Operand>,
-    /// [S, D]
-    pub cross_k_normed: Slice<Operand>,
-    pub rstd_cross_k: Slice<f32>,
-    pub cross_attended: (Slice<Operand>, Slice<f32>),
-    pub cross_out: Slice<Operand>,
-    /// The stream after cross-attention, [N, D]
-    pub x2: Slice<f32>,
-    pub h3: Slice<Operand>,
-    pub moments3: Moments,
-    /// [N, F], before and after GELU
-    pub up: Slice<Operand>,
-    pub activated: Slice<Operand>,
-    pub down: Slice<Operand>,
 }
 
-impl Values {
-    /// Room for what is not kept. The two wide ones also hold the gradients of q, k and v later.
-    fn take(kept: &Kept, size: &Size, arena: &mut Arena) -> Result<Self> {
-        let &Size { tokens, text, width, ffn, heads, .. } = size;
-        let stream = tokens * width;
-        let moments = |arena: &mut Arena| -> Result<Moments> {
-            Ok(Moments { mean: arena.take(tokens)?, rstd: arena.take(tokens)? })
-        };
-        let attended =
-            |kept: Option<(Slice<Operand>, Slice<f32>)>, arena: &mut Arena| -> Result<(Slice<Operand>, Slice<f32>)> {
-                kept.map_or_else(|| Ok((arena.take(stream)?, arena.take(heads * tokens)?)), Ok)
-            };
-        let or_take = |kept: Option<Slice<Operand>>, len: usize, arena: &mut Arena| -> Result<Slice<Operand>> {
-            kept.map_or_else(|| arena.take(len), Ok)
-        };
-        Ok(Self {
-            h1: arena.take(stream)?,
-            moments1: moments(arena)?,
-            qkv: or_take(kept.qkv, 3 * stream, arena)?,
-            q: arena.take(stream)?,
-            k: arena.take(stream)?,
-            rstd_q: arena.take(tokens)?,
-            rstd_k: arena.take(tokens)?,
-            attended: attended(kept.attended, arena)?,
-            out: or_take(kept.out, stream, arena)?,
-            x1: arena.take(stream)?,
-            h2: arena.take(stream)?,
-            moments2: moments(arena)?,
-            cross_q: or_take(kept.cross_q, stream, arena)?,
-            cross_q_normed: arena.take(stream)?,
-            rstd_cross_q: arena.take(tokens)?,
-            cross_kv: arena.take(2 * text * width)?,
-            cross_k_normed: arena.take(text * width)?,
-            rstd_cross_k: arena.take(text)?,
-            cross_attended: attended(kept.cross_attended, arena)?,
-            cross_out: or_take(kept.cross_out, stream, arena)?,
-            x2: arena.take(stream)?,
-            h3: arena.take(stream)?,
-            moments3: moments(arena)?,
-            up: or_take(kept.up, tokens * ffn, arena)?,
-            activated: arena.take(tokens * ffn)?,
-            down: or_take(kept.down, stream, arena)?,
-        })
-    }
+/// What cross-attention computes of the stream and the text, [M, D] where not said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CrossInputs {
+    pub h: Slice<Operand>,
+    pub moments: Moments,
+    pub q: Slice<Operand>,
+    pub q_normed: Slice<Operand>,
+    pub rstd_q: Slice<f32>,
+    /// [S, 2 D]
+    pub kv: Slice<Operand>,
+    /// [S, D], less the mean of each prompt
+    pub k_normed: Slice<Operand>,
+    pub rstd_k: Slice<f32>,
+}
+
+/// What the FFN computes of the stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FfnInputs {
+    /// [M, D]
+    pub h: Slice<Operand>,
+    pub moments: Moments,
+    /// [M, F], before and after GELU
+    pub up: Slice<Operand>,
+    pub activated: Slice<Operand>,
+}
+
+/// Whether a block runs for the first time, into what it keeps, or what it kept is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Run {
+    First,
+    Again,
 }
 
 impl Pass<'_> {
-    /// Block `layer`: from its boundary to the next.
+    /// Block `layer`: its input becomes the next one's.
     pub fn forward(&mut self, layer: usize) -> Result<()> {
-        self.scope(|pass| {
-            let values = pass.values(layer, &Kept::default(), pass.kept[layer].up.is_some())?;
-            let last = Added { y: values.down, gate: 5 };
-            let (from, to) = (values.x2, pass.boundaries[layer + 1]);
-            pass.add(layer, from, last, to)
-        })
+        let (kept, from, to) = (self.kept[layer], self.input(layer), self.input(layer + 1));
+        self.scope(|pass| pass.forward_block(layer, &kept, from, to))
     }
 
-    /// Every intermediate of block `layer`. What `done` names is there already and not computed again; `up` itself is left
-    /// out where nobody will read it.
-    pub(super) fn values(&mut self, layer: usize, done: &Kept, with_up: bool) -> Result<Values> {
-        let values = Values::take(&self.kept[layer], &self.size, &mut self.scratch)?;
+    /// Block `layer` on the stream at `from`, whose output is left at `to`, or where heads read it; fills what is kept.
+    pub(super) fn forward_block(&mut self, layer: usize, kept: &Kept, from: Slice<f32>, to: Slice<f32>) -> Result<()> {
         let (trunk, size, tables) = (self.trunk, self.size, self.tables);
-        let (ops, weights, modulation) = (&trunk.ops, &trunk.parameters[layer], self.modulation(layer));
-        let Size { tokens, text, width, ffn, .. } = size;
-        let part = |slice: Slice<Operand>, offset: usize| {
-            slice.part(offset, slice.len().saturating_sub(offset), size.operand_bytes)
+        let weights = &trunk.parameters[layer];
+        let width = size.width;
+        let read = self.read_of(layer);
+        let tokens = read.map_or(tables.all, |read| read.tokens);
+        let outputs = match kept.outputs {
+            Some(outputs) => outputs,
+            None => Outputs::take(tokens.count, width, &mut self.scratch)?,
         };
-        let v = &values;
 
+        self.scope(|pass| {
+            let attended = match kept.attended {
+                Some(attended) => attended,
+                None => (pass.scratch.take(size.tokens * width)?, pass.scratch.take(size.heads * size.tokens)?),
+            };
+            let inputs = pass.self_inputs(layer, from, Change::Nothing, kept, Run::First)?;
+            pass.attend(&inputs, attended)?;
+            let attended = match &read {
+                None => attended.0,
+                Some(read) => {
+                    trunk.ops.take_rows(from, read.places, read.x, 4 * width)?;
+                    pass.attended_by(read, attended.0)?
+                }
+            };
+            pass.linear(attended, &weights.out, outputs.out, tokens.count)
+        })?;
+        // From here on the stream is where the block's output will be.
+        let (from, to) = read.map_or((from, to), |read| (read.x, read.x));
+        self.scope(|pass| {
+            let attended = match kept.cross_attended {
+                Some(attended) => attended,
+                None => (pass.scratch.take(tokens.count * width)?, pass.scratch.take(size.heads * tokens.count)?),
+            };
+            let change = Change::Add(Added { y: outputs.out, gate: GATES[0] }, to);
+            let inputs = pass.cross_inputs(layer, &tokens, from, change, kept, Run::First)?;
+            pass.attend_text(&inputs, attended, &tokens)?;
+            pass.linear(attended.0, &weights.cross_out, outputs.cross_out, tokens.count)
+        })?;
+        self.scope(|pass| {
+            let change = Change::Add(Added { y: outputs.cross_out, gate: GATES[1] }, to);
+            let h = pass.scratch.take(tokens.count * width)?;
+            let inputs = pass.ffn_inputs(layer, &tokens, to, change, h, kept, Run::First)?;
+            pass.linear(inputs.activated, &weights.down, outputs.down, tokens.count)
+        })?;
+        let nothing = Moments { mean: Slice::null(), rstd: Slice::null() };
+        let change = Change::Add(Added { y: outputs.down, gate: GATES[2] }, to);
+        let modulation = self.modulation(layer, &tokens);
+        trunk.ops.residual_norm(to, change, &modulation, Norm::None, Slice::null(), nothing, tokens.count, width)
+    }
+
+    /// From the stream to queries, keys and values of self-attention.
+    pub(super) fn self_inputs(
+        &mut self,
+        layer: usize,
+        x: Slice<f32>,
+        change: Change,
+        kept: &Kept,
+        run: Run,
+    ) -> Result<SelfInputs> {
+        let (trunk, tables) = (self.trunk, self.tables);
+        let (ops, weights) = (&trunk.ops, &trunk.parameters[layer]);
+        let (tokens, width) = (self.size.tokens, self.size.width);
+        let arena = &mut self.scratch;
+        let qkv = kept.qkv.map_or_else(|| arena.take(3 * tokens * width), Ok)?;
+        let inputs = SelfInputs {
+            h: arena.take(tokens * width)?,
+            moments: Moments { mean: arena.take(tokens)?, rstd: arena.take(tokens)? },
+            qkv,
+            q: arena.take(tokens * width)?,
+            k: arena.take(tokens * width)?,
+            rstd_q: arena.take(tokens)?,
+            rstd_k: arena.take(tokens)?,
+        };
+        let SelfInputs { h, moments, q, k, .. } = inputs;
         let norm = Norm::Modulate { shift: 0, scale: 1 };
-        ops.residual_norm(self.boundaries[layer], None, &modulation, norm, v.h1, v.moments1, tokens, width)?;
-        if done.qkv.is_none() {
-            self.linear(v.h1, &weights.qkv, v.qkv, tokens)?;
+        ops.residual_norm(x, change, &self.modulation(layer, &tables.all), norm, h, moments, tokens, width)?;
+        if run == Run::First || kept.qkv.is_none() {
+            self.linear(h, &weights.qkv, qkv, tokens)?;
         }
-        let wide = |offset: usize| Rows::new(part(v.qkv, offset), 3 * width);
-        let narrow = |slice: Slice<Operand>| Rows::new(slice, width);
         let turns = Some(&tables.turns);
-        ops.rms_norm_rope(wide(0), weights.norm_q, turns, narrow(v.q), v.rstd_q, tokens, width)?;
-        ops.rms_norm_rope(wide(width), weights.norm_k, turns, narrow(v.k), v.rstd_k, tokens, width)?;
-        if done.attended.is_none() {
-            let (out, statistics) = v.attended;
-            trunk.attention.forward(
-                ops,
-                [narrow(v.q), narrow(v.k), wide(2 * width)],
-                narrow(out),
-                statistics,
-                &tables.tokens,
-                size.heads,
-            )?;
-        }
-        if done.out.is_none() {
-            self.linear(v.attended.0, &weights.out, v.out, tokens)?;
-        }
+        let part = |number: usize| self.column(qkv, number, 3);
+        ops.rms_norm_rope(part(0), weights.norm_q, turns, Rows::new(q, width), inputs.rstd_q, tokens, width)?;
+        ops.rms_norm_rope(part(1), weights.norm_k, turns, Rows::new(k, width), inputs.rstd_k, tokens, width)?;
+        Ok(inputs)
+    }
 
+    /// Self-attention: output [N, D] and log-sum-exp [heads, N].
+    pub(super) fn attend(&self, inputs: &SelfInputs, attended: (Slice<Operand>, Slice<f32>)) -> Result<()> {
+        let width = self.size.width;
+        let rows = [Rows::new(inputs.q, width), Rows::new(inputs.k, width), self.column(inputs.qkv, 2, 3)];
+        let (out, statistics) = (Rows::new(attended.0, width), attended.1);
+        let trunk = self.trunk;
+        trunk.attention.forward(&trunk.ops, rows, out, statistics, &self.tables.attention, self.size.heads)
+    }
+
+    /// The rows of self-attention's output [N, D] that heads read.
+    pub(super) fn attended_by(&mut self, read: &Read, attended: Slice<Operand>) -> Result<Slice<Operand>> {
+        let rows = self.scratch.take(read.tokens.count * self.size.width)?;
+        self.trunk.ops.take_rows(attended, read.places, rows, self.size.operand_bytes * self.size.width)?;
+        Ok(rows)
+    }
+
+    /// From stream and text to queries, keys and values of cross-attention.
+    pub(super) fn cross_inputs(
+        &mut self,
+        layer: usize,
+        tokens: &Tokens,
+        x: Slice<f32>,
+        change: Change,
+        kept: &Kept,
+        run: Run,
+    ) -> Result<CrossInputs> {
+        let trunk = self.trunk;
+        let (ops, weights) = (&trunk.ops, &trunk.parameters[layer]);
+        let (count, text, width) = (tokens.count, self.size.text, self.size.width);
+        let arena = &mut self.scratch;
+        let inputs = CrossInputs {
+            h: arena.take(count * width)?,
+            moments: Moments { mean: arena.take(count)?, rstd: arena.take(count)? },
+            q: kept.cross_q.map_or_else(|| arena.take(count * width), Ok)?,
+            q_normed: arena.take(count * width)?,
+            rstd_q: arena.take(count)?,
+            kv: arena.take(2 * text * width)?,
+            k_normed: arena.take(text * width)?,
+            rstd_k: arena.take(text)?,
+        };
+        let CrossInputs { h, moments, q, q_normed, rstd_q, kv, k_normed, rstd_k } = inputs;
         let norm = Norm::Affine { weight: weights.cross_norm_weight, bias: weights.cross_norm_bias };
-        let added = Some((Added { y: v.out, gate: 2 }, v.x1));
-        ops.residual_norm(self.boundaries[layer], added, &modulation, norm, v.h2, v.moments2, tokens, width)?;
-        if done.cross_q.is_none() {
-            self.linear(v.h2, &weights.cross_q, v.cross_q, tokens)?;
+        ops.residual_norm(x, change, &self.modulation(layer, tokens), norm, h, moments, count, width)?;
+        if run == Run::First || kept.cross_q.is_none() {
+            self.linear(h, &weights.cross_q, q, count)?;
         }
-        let normed = narrow(v.cross_q_normed);
-        ops.rms_norm_rope(narrow(v.cross_q), weights.cross_norm_q, None, normed, v.rstd_cross_q, tokens, width)?;
-        self.linear(self.condition.text, &weights.cross_kv, v.cross_kv, text)?;
-        let pair = |offset: usize| Rows::new(part(v.cross_kv, offset), 2 * width);
-        let keys = narrow(v.cross_k_normed);
-        ops.rms_norm_rope(pair(0), weights.cross_norm_k, None, keys, v.rstd_cross_k, text, width)?;
-        if done.cross_attended.is_none() {
-            let (out, statistics) = v.cross_attended;
-            trunk.attention.forward(
-                ops,
-                [normed, keys, pair(width)],
-                narrow(out),
-                statistics,
-                &tables.text,
-                size.heads,
-            )?;
-        }
-        if done.cross_out.is_none() {
-            self.linear(v.cross_attended.0, &weights.cross_out, v.cross_out, tokens)?;
-        }
+        let narrow = |slice: Slice<Operand>| Rows::new(slice, width);
+        ops.rms_norm_rope(narrow(q), weights.cross_norm_q, None, narrow(q_normed), rstd_q, count, width)?;
+        self.linear(self.condition.text, &weights.cross_kv, kv, text)?;
+        let key = self.column(kv, 0, 2);
+        ops.rms_norm_rope(key, weights.cross_norm_k, None, narrow(k_normed), rstd_k, text, width)?;
+        // Softmax does not see it, and its gradient sums to zero over keys: backward there is nothing to do.
+        ops.center_rows(k_normed, tokens.text.key_bias, self.tables.prompts, width)?;
+        Ok(inputs)
+    }
 
+    /// Cross-attention: output [M, D] and log-sum-exp [heads, M].
+    pub(super) fn attend_text(
+        &self,
+        inputs: &CrossInputs,
+        attended: (Slice<Operand>, Slice<f32>),
+        tokens: &Tokens,
+    ) -> Result<()> {
+        let width = self.size.width;
+        let rows = [Rows::new(inputs.q_normed, width), Rows::new(inputs.k_normed, width), self.column(inputs.kv, 1, 2)];
+        let (out, statistics) = (Rows::new(attended.0, width), attended.1);
+        let trunk = self.trunk;
+        trunk.attention.forward(&trunk.ops, rows, out, statistics, &tokens.text, self.size.heads)
+    }
+
+    /// From the stream to the FFN's wide activations; `h` [M, D] is room for the norm.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn ffn_inputs(
+        &mut self,
+        layer: usize,
+        tokens: &Tokens,
+        x: Slice<f32>,
+        change: Change,
+        h: Slice<Operand>,
+        kept: &Kept,
+        run: Run,
+    ) -> Result<FfnInputs> {
+        let trunk = self.trunk;
+        let (ops, weights) = (&trunk.ops, &trunk.parameters[layer]);
+        let (count, width, ffn) = (tokens.count, self.size.width, self.size.ffn);
+        // A product hands its values over before GELU only to whoever reads them: the backward pass. In f32 GELU is a kernel
+        // of its own.
+        let with_up = kept.up.is_some() || run == Run::Again || !ops.half;
+        let arena = &mut self.scratch;
+        let moments = Moments { mean: arena.take(count)?, rstd: arena.take(count)? };
+        let up = match kept.up {
+            Some(up) => up,
+            None if with_up => arena.take(count * ffn)?,
+            None => Slice::null(),
+        };
+        let activated = arena.take(count * ffn)?;
         let norm = Norm::Modulate { shift: 3, scale: 4 };
-        let added = Some((Added { y: v.cross_out, gate: -1 }, v.x2));
-        ops.residual_norm(v.x1, added, &modulation, norm, v.h3, v.moments3, tokens, width)?;
-        if done.up.is_some() {
-            ops.gelu(v.up, v.activated, tokens * ffn)?;
+        ops.residual_norm(x, change, &self.modulation(layer, tokens), norm, h, moments, count, width)?;
+        if run == Run::Again && kept.up.is_some() {
+            ops.gelu(up, activated, count * ffn)?;
         } else if ops.half {
-            let up = with_up.then_some(v.up);
             let Linear { weight, bias, inputs, outputs } = weights.up;
-            trunk.gemm.forward_gelu(v.h3, weight, bias, up, v.activated, tokens, inputs, outputs)?;
+            let up = with_up.then_some(up);
+            trunk.gemm.forward_gelu(h, weight, bias, up, activated, count, inputs, outputs)?;
         } else {
-            self.linear(v.h3, &weights.up, v.up, tokens)?;
-            ops.gelu(v.up, v.activated, tokens * ffn)?;
+            self.linear(h, &weights.up, up, count)?;
+            ops.gelu(up, activated, count * ffn)?;
         }
-        if done.down.is_none() {
-            self.linear(v.activated, &weights.down, v.down, tokens)?;
-        }
-        Ok(values)
+        Ok(FfnInputs { h, moments, up, activated })
+    }
+
+    /// Column `number` of `parts` that lie beside each other in rows of [., parts D].
+    pub(super) fn column(&self, slice: Slice<Operand>, number: usize, parts: usize) -> Rows {
+        let (width, offset) = (self.size.width, number * self.size.width);
+        let column = slice.part(offset, slice.len().saturating_sub(offset), self.size.operand_bytes);
+        Rows::new(column, parts * width)
     }
 
     fn linear(&self, x: Slice<Operand>, layer: &Linear<Operand>, y: Slice<Operand>, rows: usize) -> Result<()> {
         let (x, y) = (Rows::new(x, layer.inputs), Rows::new(y, layer.outputs));
         self.trunk.gemm.forward(x, layer.weight, layer.bias, y, rows, layer.inputs, layer.outputs)
-    }
-
-    /// to = from + gate y.
-    fn add(&self, layer: usize, from: Slice<f32>, added: Added, to: Slice<f32>) -> Result<()> {
-        let nothing = Moments { mean: Slice::null(), rstd: Slice::null() };
-        self.trunk.ops.residual_norm(
-            from,
-            Some((added, to)),
-            &self.modulation(layer),
-            Norm::None,
-            Slice::null(),
-            nothing,
-            self.size.tokens,
-            self.size.width,
-        )
     }
 }

@@ -5,8 +5,11 @@
 //! by a policy, and each operation is one line, forward (`forward.rs`) and backward (`backward.rs`) in the same order.
 //! Weight gradients are added to flat f32 buffers. Nothing here waits for the device.
 //!
-//! Shapes: N tokens, S text rows, D width, F width of the FFN, R modulation rows. The batch is one sequence; samples
-//! see each other as little as the plan says.
+//! The residual stream is one tensor that blocks change in place, forward by adding and backward by taking back. The
+//! last block goes on after its self-attention with the tokens that heads read alone.
+//!
+//! Shapes: N tokens, M of them that heads read, S text rows, D width, F width of the FFN, R modulation rows. The batch is
+//! one sequence; samples see each other as little as the plan says.
 
 mod backward;
 mod forward;
@@ -15,7 +18,7 @@ mod weights;
 
 use super::arena::{Arena, Mark};
 use super::attention::{Attention, AttentionTables};
-use super::batch::{BatchTables, upload};
+use super::batch::{BatchTables, TokenTables, upload};
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
 use super::launch::{Launcher, Operand, Slice};
@@ -65,11 +68,36 @@ pub(crate) struct Condition {
 /// Tables of a batch, on the device.
 #[derive(Clone, Copy, Debug)]
 struct Tables {
+    all: Tokens,
+    /// What heads read, if that is less.
+    read: Option<Read>,
+    turns: Turns,
+    attention: AttentionTables,
+    /// Rows of the text by prompt, [P, 2].
+    prompts: Slice<i32>,
+    /// The token of each of the embedders' rows; null: they are in order.
+    place_of_row: Slice<i32>,
+    has_padding: bool,
+}
+
+/// Tokens that half a block runs over, and what is looked up by them.
+#[derive(Clone, Copy, Debug)]
+struct Tokens {
+    count: usize,
     rows: Slice<i32>,
     segments: Segments,
-    turns: Turns,
-    tokens: AttentionTables,
     text: AttentionTables,
+}
+
+/// The tokens that heads read.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    tokens: Tokens,
+    /// Where they stand among all, [M].
+    places: Slice<i32>,
+    /// Their residual stream from the last block's self-attention on, and its gradient, [M, D].
+    x: Slice<f32>,
+    dx: Slice<f32>,
 }
 
 /// One micro-step through the trunk.
@@ -81,11 +109,12 @@ pub(crate) struct Pass<'t> {
     size: Size,
     tables: Tables,
     condition: Condition,
-    /// Input of each block, and the last one's output: [N, D].
-    boundaries: Vec<Slice<f32>>,
     kept: Vec<Kept>,
-    /// Gradient of the boundary that the backward pass has come to, [N, D]; in the last boundary's place.
-    pub dx: Slice<f32>,
+    /// The residual stream, [N, D]: forward, the input of the next block unless that keeps its own; backward, the output of
+    /// the block that is next.
+    x: Slice<f32>,
+    /// Gradient of the residual stream where the backward pass has come to, [N, D].
+    dx: Slice<f32>,
     /// Gradient of the modulation rows, [R, 6, D], summed over blocks.
     pub e0_gradient: Slice<f32>,
     /// Gradient of the text, [S, D], summed over blocks.
@@ -125,6 +154,11 @@ impl Trunk {
         self.shape.depth
     }
 
+    /// D
+    pub fn width(&self) -> usize {
+        self.shape.width
+    }
+
     pub fn attention(&self) -> &Attention {
         &self.attention
     }
@@ -143,14 +177,20 @@ impl Trunk {
         }
     }
 
-    /// FLOP of a batch's forward pass, a multiply-add counting 2: matrix products and visible pairs.
+    /// FLOP of a batch's forward pass, a multiply-add counting 2: matrix products and visible pairs, without what nobody
+    /// reads.
     pub fn forward_flop(&self, tables: &BatchTables) -> f64 {
         let TrunkShape { depth, width, ffn, .. } = self.shape;
         let [depth, width, ffn] = [depth, width, ffn].map(|size| size as f64);
-        let linears = tables.tokens() as f64 * 2.0 * (6.0 * width * width + 2.0 * width * ffn)
-            + tables.text() as f64 * 4.0 * width * width;
-        let pairs = (tables.attention.pairs + tables.text_attention.pairs) as f64;
-        depth * (linears + 4.0 * width * pairs)
+        let attention = tables.tokens() as f64 * 6.0 * width * width + 4.0 * width * tables.attention.pairs as f64;
+        let second = |tokens: &TokenTables| {
+            let count = tokens.row_of_token.len() as f64;
+            count * 2.0 * (3.0 * width * width + 2.0 * width * ffn)
+                + tables.text() as f64 * 4.0 * width * width
+                + 4.0 * width * tokens.text.pairs as f64
+        };
+        let last = tables.read.as_ref().map_or(&tables.all, |(_, tokens)| tokens);
+        depth * attention + (depth - 1.0) * second(&tables.all) + second(last)
     }
 
     /// What a batch takes under a policy: the program itself, run without a device.
@@ -180,17 +220,22 @@ impl Trunk {
     /// The policy that keeps as much as fits into `bytes`, and what it takes.
     pub fn policy_within(&self, tables: &BatchTables, bytes: u64) -> Result<(KeepPolicy, Needed)> {
         let size = self.size(tables);
-        let least = self.predict(tables, &KeepPolicy::NOTHING)?.bytes();
-        let mut left = bytes.saturating_sub(least);
-        let mut policy = KeepPolicy::within(left, &size, self.shape.depth);
-        let mut needed = self.predict(tables, &policy)?;
-        // Alignment of each tensor is not in a policy's own account.
-        while needed.bytes() > bytes && policy != KeepPolicy::NOTHING {
-            left -= (needed.bytes() - bytes).min(left);
-            policy = KeepPolicy::within(left, &size, self.shape.depth);
-            needed = self.predict(tables, &policy)?;
+        let mut best = (KeepPolicy::NOTHING, self.predict(tables, &KeepPolicy::NOTHING)?);
+        // A policy's own account knows neither alignment nor that a block which runs forward again needs more room to work
+        // in, so what it may spend is found by trying.
+        let (mut low, mut high) = (0, bytes);
+        let mut spend = bytes.saturating_sub(best.1.bytes());
+        while high - low > bytes / 256 {
+            let policy = KeepPolicy::within(spend, &size, self.shape.depth);
+            let needed = if policy == best.0 { best.1 } else { self.predict(tables, &policy)? };
+            if needed.bytes() <= bytes {
+                (best, low) = ((policy, needed), spend);
+            } else {
+                high = spend;
+            }
+            spend = low + (high - low) / 2;
         }
-        Ok((policy, needed))
+        Ok(best)
     }
 }
 
@@ -211,7 +256,7 @@ impl Needed {
 }
 
 impl<'t> Pass<'t> {
-    /// Lays out what lives through the pass and copies the tables to the device. The caller fills `input()`.
+    /// Lays out what lives through the pass and copies the tables to the device. [`Self::embed`] comes next.
     pub fn begin(
         trunk: &'t Trunk,
         arena: &mut Arena,
@@ -221,28 +266,38 @@ impl<'t> Pass<'t> {
     ) -> Result<Self> {
         let size = trunk.size(tables);
         let depth = trunk.shape.depth;
-        let stream = size.tokens * size.width;
-        let boundaries: Vec<Slice<f32>> = (0..=depth).map(|_| arena.take(stream)).collect::<Result<_>>()?;
-        let kept = (0..depth).map(|layer| Kept::allocate(policy, layer, depth, &size, arena)).collect::<Result<_>>()?;
-        // Once heads have read the last output, nobody does again.
-        let dx = boundaries[depth];
+        let ops = &trunk.ops;
+        let (x, dx) = (arena.take(size.tokens * size.width)?, arena.take(size.tokens * size.width)?);
+        let kept = (0..depth)
+            .map(|layer| {
+                let second = if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
+                Kept::allocate(policy, layer, depth, &size, second, arena)
+            })
+            .collect::<Result<_>>()?;
         let e0_gradient = arena.take(size.rows * 6 * size.width)?;
         let text_gradient = arena.take(size.text * size.width)?;
-        let ops = &trunk.ops;
         ops.launcher.zero(e0_gradient, size.operand_bytes)?;
         ops.launcher.zero(text_gradient, size.operand_bytes)?;
+        let read = match &tables.read {
+            None => None,
+            Some((places, tokens)) => Some(Read {
+                tokens: Tokens::upload(tokens, size.rows, ops, arena)?,
+                places: upload(&ops.launcher, arena, places)?,
+                x: arena.take(places.len() * size.width)?,
+                dx: arena.take(places.len() * size.width)?,
+            }),
+        };
         let uploaded = Tables {
-            rows: upload(&ops.launcher, arena, &tables.row_of_token)?,
-            segments: Segments {
-                tokens_by_row: upload(&ops.launcher, arena, &tables.tokens_by_row)?,
-                start: upload(&ops.launcher, arena, &tables.segment_start)?,
-                of_row: upload(&ops.launcher, arena, &tables.row_segment_start)?,
-                count: size.segments,
-                rows: size.rows,
-            },
+            all: Tokens::upload(&tables.all, size.rows, ops, arena)?,
+            read,
             turns: tables.turns(ops, arena)?,
-            tokens: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
-            text: AttentionTables::upload(&tables.text_attention, &ops.launcher, arena)?,
+            attention: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
+            prompts: upload(&ops.launcher, arena, &tables.prompts)?,
+            place_of_row: match &tables.place_of_row {
+                Some(places) => upload(&ops.launcher, arena, places)?,
+                None => Slice::null(),
+            },
+            has_padding: tables.has_padding,
         };
         Ok(Self {
             trunk,
@@ -250,8 +305,8 @@ impl<'t> Pass<'t> {
             size,
             tables: uploaded,
             condition,
-            boundaries,
             kept,
+            x,
             dx,
             e0_gradient,
             text_gradient,
@@ -263,13 +318,64 @@ impl<'t> Pass<'t> {
         self.scratch = scratch;
     }
 
-    /// Input of block `layer`, or the last block's output for `layer` = depth; [N, D].
-    pub fn boundary(&self, layer: usize) -> Slice<f32> {
-        self.boundaries[layer]
+    /// Makes the first block's input of the embedders' rows, [., D] a part.
+    pub fn embed(&self, parts: &[Slice<Operand>]) -> Result<()> {
+        let (ops, x) = (&self.trunk.ops, self.input(0));
+        if self.tables.has_padding {
+            ops.launcher.zero(x, self.size.operand_bytes)?;
+        }
+        self.each_part(parts, |part, place| ops.embed_rows(part, place, x, self.size.width))
     }
 
-    fn modulation(&self, layer: usize) -> Modulation {
-        Modulation { e0: self.condition.e0, table: self.trunk.parameters[layer].table, rows: self.tables.rows }
+    /// The gradients of the embedders' rows, after the first block's backward pass.
+    pub fn embed_backward(&self, parts: &[Slice<Operand>]) -> Result<()> {
+        let ops = &self.trunk.ops;
+        self.each_part(parts, |part, place| ops.embed_rows_backward(self.dx, place, part, self.size.width))
+    }
+
+    /// Each part with the places of its rows.
+    fn each_part(
+        &self,
+        parts: &[Slice<Operand>],
+        work: impl Fn(Slice<Operand>, Slice<i32>) -> Result<()>,
+    ) -> Result<()> {
+        let places = self.tables.place_of_row;
+        let mut first = 0;
+        for part in parts {
+            let rows = part.len() / self.size.width;
+            let place = match places.len() {
+                0 => Slice::null(),
+                _ => places.part(first, rows, self.size.operand_bytes),
+            };
+            work(*part, place)?;
+            first += rows;
+        }
+        Ok(())
+    }
+
+    /// Input of block `layer` until that has run; [N, D].
+    pub fn input(&self, layer: usize) -> Slice<f32> {
+        self.kept.get(layer).and_then(|kept| kept.input).unwrap_or(self.x)
+    }
+
+    /// What heads read, after the last block, and its gradient, which they leave here; [M, D].
+    pub fn output(&self) -> (Slice<f32>, Slice<f32>) {
+        self.tables.read.map_or((self.x, self.dx), |read| (read.x, read.dx))
+    }
+
+    /// The residual stream and its gradient after the backward pass of a block: its input, rebuilt unless the block kept
+    /// it, and that input's gradient; [N, D]. Whoever changes what lies between two blocks sets both.
+    pub fn between(&self) -> (Slice<f32>, Slice<f32>) {
+        (self.x, self.dx)
+    }
+
+    fn modulation(&self, layer: usize, tokens: &Tokens) -> Modulation {
+        Modulation { e0: self.condition.e0, table: self.trunk.parameters[layer].table, rows: tokens.rows }
+    }
+
+    /// The tokens of block `layer` that heads read, if it is the last and they do not read all.
+    fn read_of(&self, layer: usize) -> Option<Read> {
+        self.tables.read.filter(|_| layer + 1 == self.trunk.shape.depth)
     }
 
     /// Runs `work` and gives back what it took from the arena.
@@ -278,5 +384,22 @@ impl<'t> Pass<'t> {
         let result = work(self);
         self.scratch.release(mark);
         result
+    }
+}
+
+impl Tokens {
+    fn upload(tables: &TokenTables, rows: usize, ops: &Ops, arena: &mut Arena) -> Result<Self> {
+        Ok(Self {
+            count: tables.row_of_token.len(),
+            rows: upload(&ops.launcher, arena, &tables.row_of_token)?,
+            segments: Segments {
+                tokens_by_row: upload(&ops.launcher, arena, &tables.tokens_by_row)?,
+                start: upload(&ops.launcher, arena, &tables.segment_start)?,
+                of_row: upload(&ops.launcher, arena, &tables.row_segment_start)?,
+                count: tables.segments(),
+                rows,
+            },
+            text: AttentionTables::upload(&tables.text, &ops.launcher, arena)?,
+        })
     }
 }

@@ -4,6 +4,7 @@
 //! a file: references, which are pure and tested against `crate::ops`, and the cases that are tried.
 
 mod attention;
+mod islands;
 mod norms;
 mod optimizer;
 mod pointwise;
@@ -138,6 +139,9 @@ pub(crate) fn kernels(seed: u64, with_timing: bool, tell: &mut dyn FnMut(&str)) 
             Err(_) if table.stopped.is_some() => break,
             Err(error) => return Err(error),
         };
+        if !half {
+            islands::all(&mut rig, &mut table);
+        }
         pointwise::all(&mut rig, &mut table);
         norms::all(&mut rig, &mut table);
         products::all(&mut rig, &mut table);

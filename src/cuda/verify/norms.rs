@@ -6,7 +6,7 @@ use super::rig::{EPS, Format, Matrix, Rig, Verdict};
 use crate::Result;
 use crate::cuda::batch::segments;
 use crate::cuda::launch::{Operand, Slice};
-use crate::cuda::ops::{self, Added, Modulation, Moments, Ops, Partials, Segments, Turns};
+use crate::cuda::ops::{self, Added, Change, Modulation, Moments, Ops, Partials, Segments, Turns};
 
 /// A use that the trunk makes of the kernels: what is added before, and the norm behind it.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,12 @@ enum Norm {
     },
 }
 
+/// Taken back where the stream lies, as the backward pass does before it computes a norm again.
+const TAKEN_BACK: [Form; 2] = [
+    Form { name: "gated y taken back, modulated", gate: Some(Some(5)), norm: Norm::Modulate { shift: 3, scale: 4 } },
+    Form { name: "y taken back, affine", gate: Some(None), norm: Norm::Affine },
+];
+
 const FORMS: [Form; 4] = [
     Form { name: "modulated", gate: None, norm: Norm::Modulate { shift: 0, scale: 1 } },
     Form { name: "gated y, affine", gate: Some(Some(2)), norm: Norm::Affine },
@@ -39,8 +45,12 @@ pub(super) fn all(rig: &mut Rig<'_>, table: &mut Table) {
     for (tokens, width) in [(1, 48), (77, 208), (150, 3072), (21, 3200)] {
         for form in FORMS {
             let shape = format!("{tokens} x {width}, {}", form.name);
-            table.case(rig, "residual_norm", shape.clone(), |rig| residual_norm(rig, form, tokens, width));
+            table.case(rig, "residual_norm", shape.clone(), |rig| residual_norm(rig, form, 1.0, tokens, width));
             table.case(rig, "residual_norm gradient", shape, |rig| residual_norm_backward(rig, form, tokens, width));
+        }
+        for form in TAKEN_BACK {
+            let shape = format!("{tokens} x {width}, {}", form.name);
+            table.case(rig, "residual_norm", shape, |rig| residual_norm(rig, form, -1.0, tokens, width));
         }
     }
     for (tokens, heads, head_dim, parts) in [(1, 2, 24, 1), (77, 4, 52, 3), (70, 24, 128, 3), (33, 25, 128, 1)] {
@@ -66,6 +76,8 @@ pub(super) fn all(rig: &mut Rig<'_>, table: &mut Table) {
 /// Inputs of a norm in f64, as the kernels' arguments are.
 struct Problem<'a> {
     form: Form,
+    /// 1, or -1 for what is taken back.
+    sign: f64,
     width: usize,
     /// [N]
     rows: &'a [usize],
@@ -105,8 +117,8 @@ impl Problem<'_> {
     /// What multiplies y.
     fn gate(&self, token: usize, channel: usize) -> f64 {
         match self.form.gate {
-            Some(Some(part)) => self.part(token, part, channel),
-            Some(None) => 1.0,
+            Some(Some(part)) => self.sign * self.part(token, part, channel),
+            Some(None) => self.sign,
             None => 0.0,
         }
     }
@@ -204,7 +216,7 @@ fn ints(values: &[usize]) -> Vec<i32> {
     values.iter().map(|&value| value as i32).collect()
 }
 
-fn residual_norm(rig: &mut Rig<'_>, form: Form, tokens: usize, width: usize) -> Result<Verdict> {
+fn residual_norm(rig: &mut Rig<'_>, form: Form, sign: f64, tokens: usize, width: usize) -> Result<Verdict> {
     let (rows, count) = rows_of(rig, tokens);
     let (stream, channels) = (Matrix::new(tokens, width), Matrix::new(1, width));
     let x = rig.normal(Format::F32, stream, 1.0, 0.5)?;
@@ -213,6 +225,7 @@ fn residual_norm(rig: &mut Rig<'_>, form: Form, tokens: usize, width: usize) -> 
     let (weight, bias) = (rig.operands(channels, 1.0)?, rig.operands(channels, 1.0)?);
     let problem = Problem {
         form,
+        sign,
         width,
         rows: &rows,
         e0: &e0.values,
@@ -223,7 +236,10 @@ fn residual_norm(rig: &mut Rig<'_>, form: Form, tokens: usize, width: usize) -> 
     };
     let expected = problem.forward(&x.values);
     let modulation = Modulation { e0: e0.place.slice(), table: parts.place.slice(), rows: rig.table(&ints(&rows))? };
-    let x1 = rig.output("x1", Format::F32, stream)?;
+    let x1 = match sign < 0.0 {
+        true => rig.changed("x1", Format::F32, stream, &x.values)?,
+        false => rig.output("x1", Format::F32, stream)?,
+    };
     let h = rig.output("h", rig.operand, stream)?;
     let mean = rig.output("mean", Format::F32, Matrix::new(1, tokens))?;
     let rstd = rig.output("rstd", Format::F32, Matrix::new(1, tokens))?;
@@ -235,13 +251,15 @@ fn residual_norm(rig: &mut Rig<'_>, form: Form, tokens: usize, width: usize) -> 
         outputs.extend([(&h, expected.h.as_slice()), (&mean, &expected.mean), (&rstd, &expected.rstd)]);
     }
     let norm = launched(form.norm, weight.place.slice(), bias.place.slice());
-    let added = form.gate.map(|gate| (added(y.place.slice(), gate), x1.place.slice()));
+    let change = form.gate.map_or(Change::Nothing, |gate| match added(y.place.slice(), gate) {
+        added if sign < 0.0 => Change::TakeBack(added, x1.place.slice()),
+        added => Change::Add(added, x1.place.slice()),
+    });
+    let from = if sign < 0.0 { x1.place.slice() } else { x.place.slice() };
     let none = form.norm == Norm::None;
     let moments = Moments { mean: or_null(none, mean.place.slice()), rstd: or_null(none, rstd.place.slice()) };
     let h_out = or_null(none, h.place.slice());
-    rig.compare(&outputs, |rig| {
-        rig.ops.residual_norm(x.place.slice(), added, &modulation, norm, h_out, moments, tokens, width)
-    })
+    rig.compare(&outputs, |rig| rig.ops.residual_norm(from, change, &modulation, norm, h_out, moments, tokens, width))
 }
 
 fn residual_norm_backward(rig: &mut Rig<'_>, form: Form, tokens: usize, width: usize) -> Result<Verdict> {
@@ -258,6 +276,7 @@ fn residual_norm_backward(rig: &mut Rig<'_>, form: Form, tokens: usize, width: u
     let nothing: &[f64] = &[];
     let problem = Problem {
         form,
+        sign: 1.0,
         width,
         rows: &rows,
         e0: &e0.values,
@@ -518,8 +537,17 @@ mod tests {
         let (weight, bias) = (draw("weight", width), draw("bias", width));
         let (by_row, starts, _) = segments(&rows, count);
         for form in FORMS {
-            let problem =
-                Problem { form, width, rows: &rows, e0: &e0, table: &table, weight: &weight, bias: &bias, y: &y };
+            let problem = Problem {
+                form,
+                sign: 1.0,
+                width,
+                rows: &rows,
+                e0: &e0,
+                table: &table,
+                weight: &weight,
+                bias: &bias,
+                y: &y,
+            };
             let forward = problem.forward(&x);
             let moments = [forward.mean.as_slice(), &forward.rstd];
             let backward = problem.backward([&dh, &later, &forward.x1], moments, &by_row, &starts);

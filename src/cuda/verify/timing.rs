@@ -12,7 +12,7 @@ use crate::cuda::batch::{AttentionLists, segments};
 use crate::cuda::device::Gpu;
 use crate::cuda::gemm;
 use crate::cuda::launch::{Operand, Slice, device_error};
-use crate::cuda::ops::{Added, Modulation, Moments, Norm, Ops, Partials, Rows, Segments, Turns};
+use crate::cuda::ops::{Added, Change, Modulation, Moments, Norm, Ops, Partials, Rows, Segments, Turns};
 use crate::cuda::optimizer::{self, NormBuffer, UpdateBuffers, UpdateRule};
 use crate::ops::{AttentionPlan, RopeTable};
 use crate::pack::sequence::{FrameTokens, PackedEpisode, Sequence};
@@ -280,8 +280,8 @@ fn norms(rig: &mut Rig<'_>, table: &mut Table, floor: Floor, batch: &Batch) {
             let (x, x1, y) = (floats(rig, stream)?, floats(rig, stream)?, operands(rig, stream)?);
             let (h, norm) = (operands(rig, stream)?, norm(rig)?);
             let moments = Moments { mean: floats(rig, tokens)?, rstd: floats(rig, tokens)? };
-            let added = form.gate.map(|gate| (Added { y, gate }, x1));
-            Ok(Box::new(move |rig| rig.ops.residual_norm(x, added, &modulation, norm, h, moments, tokens, WIDTH)))
+            let change = form.gate.map_or(Change::Nothing, |gate| Change::Add(Added { y, gate }, x1));
+            Ok(Box::new(move |rig| rig.ops.residual_norm(x, change, &modulation, norm, h, moments, tokens, WIDTH)))
         });
         let work = Work::Bytes(backward * stream as f64 + partials * sums);
         time(rig, table, Some(floor), format!("residual_norm gradient, {}", form.words), work, |rig| {

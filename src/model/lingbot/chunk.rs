@@ -177,6 +177,8 @@ impl LingbotModel {
             rows: Rows::new(sequence.source_of_token()[..count].iter().map(is_action).collect(), 2),
             sight: Sight::Planned { tokens: Arc::new(plan), text: for_tokens(text_plan, count)? },
             video_tokens: 0,
+            sources: None,
+            read: None,
         };
         let now = sinusoid_f32(&[0.0], self.config.freq_dim, self.head_modulation.dtype(), x.device())?;
         let (video, action) = (self.video_time.forward(&now)?, self.action_time.forward(&now)?);
@@ -220,6 +222,8 @@ impl LingbotModel {
                 text: for_tokens(&history.text_plan, count)?,
             },
             video_tokens: 0,
+            sources: None,
+            read: None,
         };
         let now =
             sinusoid_f32(&[t], self.config.freq_dim, self.head_modulation.dtype(), self.head_modulation.device())?;

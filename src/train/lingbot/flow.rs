@@ -7,6 +7,7 @@
 use crate::config::{LingbotFlowConfig, LossMean};
 use crate::eval::levels::shifted;
 use crate::model::{EpisodeInput, EpisodeOutput};
+use crate::ops::weighted_mse;
 use crate::random::Draw;
 use crate::train::Losses;
 use candle_core::{Device, Result, Tensor};
@@ -213,18 +214,17 @@ pub fn losses(output: &[EpisodeOutput], targets: &[EpisodeTargets], shares: &[Sh
         let cells = (channels * height * width) as f64 + 1e-6;
         let device = output.video.device();
         let frames = target.video_weights.len();
-        let weigh = |weights: &[f64]| -> Result<Tensor> {
-            let weights: Vec<f64> = weights.iter().map(|weight| weight * share.0).collect();
+        let weigh = |weights: &[f64], by: f64| -> Result<Tensor> {
+            let weights: Vec<f64> = weights.iter().map(|weight| weight * share.0 / by).collect();
             Tensor::from_vec(weights, frames, &Device::Cpu)?.to_dtype(output.video.dtype())?.to_device(device)
         };
         let valid = |tensor: &Tensor| tensor.to_device(device)?.narrow(1, 0, frames);
-        let error = (valid(&output.video)? - valid(&target.video)?)?.sqr()?;
-        let per_frame = (error.sum((0, 2, 3))? / cells)?;
-        video_parts.push((per_frame * weigh(&target.video_weights)?)?.sum_all()?);
+        let grid = |tensor: &Tensor| valid(tensor)?.flatten_from(2);
+        let weights = weigh(&target.video_weights, cells)?;
+        video_parts.push(weighted_mse(&grid(&output.video)?, &grid(&target.video)?, &weights, None)?);
         let mask = valid(&target.action_mask)?;
-        let error = ((valid(&output.action)? - valid(&target.action)?)?.sqr()? * &mask)?;
-        let per_frame = (error.sum((0, 2))? / (mask.sum((0, 2))? + 1e-6)?)?;
-        action_parts.push((per_frame * weigh(&target.action_weights)?)?.sum_all()?);
+        let weights = (weigh(&target.action_weights, 1.0)? / (mask.sum((0, 2))? + 1e-6)?)?;
+        action_parts.push(weighted_mse(&valid(&output.action)?, &valid(&target.action)?, &weights, Some(&mask))?);
     }
     let sum = |parts: Vec<Tensor>| Tensor::stack(&parts, 0)?.sum_all();
     let (video, action) = (sum(video_parts)?, sum(action_parts)?);

@@ -5,6 +5,7 @@
 
 use crate::config::FlowConfig;
 use crate::model::{XwamInput, XwamOutput};
+use crate::ops::weighted_mse;
 use crate::random::Draw;
 use crate::train::Losses;
 use candle_core::{Result, Tensor};
@@ -138,12 +139,18 @@ pub fn losses(output: &XwamOutput, targets: &Targets, action_weight: f64, propri
     let frames = output.video.dim(2)?;
     let device = output.video.device();
     let moving = |tensor: &Tensor| tensor.to_device(device)?.narrow(2, 1, frames - 1);
-    let error = (moving(&output.video)? - moving(&targets.video)?)?;
-    let video = (error.sqr()?.sum_all()? / (error.elem_count() as f64 + 1e-8))?;
+    // One weight for everything: as if it were one frame.
+    let whole = |prediction: &Tensor, target: &Tensor, mask: Option<&Tensor>| -> Result<Tensor> {
+        let flat = |tensor: &Tensor| tensor.to_device(device)?.reshape((1, 1, ()));
+        let one = Tensor::ones(1, prediction.dtype(), device)?;
+        weighted_mse(&flat(prediction)?, &flat(target)?, &one, mask.map(flat).transpose()?.as_ref())
+    };
+    let (prediction, target) = (moving(&output.video)?, moving(&targets.video)?);
+    let video = (whole(&prediction, &target, None)? / (prediction.elem_count() as f64 + 1e-8))?;
     let masked = |prediction: &Tensor, target: &Tensor, mask: &Tensor| -> Result<Tensor> {
         let mask = mask.to_device(device)?;
-        let error = ((prediction - target.to_device(device)?)? * &mask)?;
-        error.sqr()?.sum_all()? / (mask.sum_all()? + 1e-8)?
+        // The mask multiplies the error, so what counts of the square is the mask's square.
+        whole(prediction, target, Some(&mask.sqr()?))? / (mask.sum_all()? + 1e-8)?
     };
     let action = masked(&output.action, &targets.action, &targets.action_mask)?;
     let proprio = masked(&output.proprio, &targets.proprio, &targets.proprio_mask)?;

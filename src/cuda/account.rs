@@ -1,0 +1,127 @@
+//! Whose the memory of a GPU is in a micro-step, and how much it will be before there is a GPU.
+//!
+//! State and arena are exact: the one is counted, the other is the program itself run without a device. What candle takes in
+//! embedders and heads ("islands"), and the driver for itself, are measured figures.
+
+use super::batch::{BatchSize, BatchTables};
+use super::flat::FlatLayout;
+use super::gemm::Gemm;
+use super::launch::Launcher;
+use super::trunk::{KeepPolicy, Needed, Trunk, adjacent};
+use crate::Result;
+use crate::model::TrunkShape;
+use std::sync::Arc;
+
+/// What driver and libraries hold of a GPU before anything is allocated: 1.0 GB on an H200 with driver 580.
+const CONTEXT: u64 = 1 << 30;
+/// Left free when the arena is sized, for libraries and for what candle's tensors of many sizes leave between them: with
+/// 0.5 GiB candle finds no place for one, with 1.3 it does.
+const RESERVE: u64 = 1536 << 20;
+
+/// Bytes of a micro-step by whom they belong to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryAccount {
+    /// Parameters, gradients and the optimizer's.
+    pub state: u64,
+    /// The arena as it was allocated.
+    pub arena: u64,
+    /// The most that candle had beside these: until the trunk began, in the heads, and in the backward pass of trunk and
+    /// embedders.
+    pub islands: [u64; 3],
+    /// What `islands` was predicted to be at most.
+    pub predicted_islands: u64,
+}
+
+impl MemoryAccount {
+    /// The most that was allocated at once.
+    pub fn peak(&self) -> u64 {
+        self.state + self.arena + self.islands.into_iter().max().unwrap_or(0)
+    }
+
+    /// What that was predicted to be.
+    pub fn predicted(&self) -> u64 {
+        self.state + self.arena + self.predicted_islands
+    }
+}
+
+/// Bytes that candle takes at most in embedders and heads, which is in the embedders' backward pass. Measured with
+/// `bench trunk` (`islands_gb`): 24 bytes a token and channel and 0.75 GB at 18 tokens a modulation row, of which 5 are for six
+/// parts a row, a few times over. Heads that read every token have their part, 6 bytes of it, twice.
+pub(super) fn islands_bytes(size: &BatchSize, width: usize) -> u64 {
+    let [tokens, read, rows, width] = [size.tokens, size.read, size.rows, width].map(|count| count as u64);
+    (13 * tokens + 12 * read + 6 * 16 * rows) * width + (768 << 20) * width / 3072
+}
+
+/// What may go into the arena of `unused` bytes.
+pub(super) fn room(unused: u64, islands: u64) -> u64 {
+    unused.saturating_sub(RESERVE + islands)
+}
+
+/// What training takes of a GPU.
+#[derive(Clone, Debug)]
+pub(crate) struct GpuForecast {
+    /// Parameters, gradients, masters and moments.
+    pub state: u64,
+    /// Everything, with every block run forward again, and with nothing computed again.
+    pub least: u64,
+    pub most: u64,
+    /// On the GPU asked about, if it fits: the peak, and what is kept.
+    pub fits: Option<(u64, String)>,
+}
+
+/// What training a model with these tensors (name, elements, trained) on batches of this size takes of a GPU of `total` bytes.
+pub(crate) fn forecast(
+    shape: TrunkShape,
+    tensors: &[(String, usize, bool)],
+    half: bool,
+    size: &BatchSize,
+    total: u64,
+) -> Result<GpuForecast> {
+    let tensors = tensors.iter().map(|(name, len, trained)| (name.as_str(), *len, *trained));
+    let flat = FlatLayout::new(tensors, &adjacent(&shape.names, shape.depth))?;
+    let operand = if half { 2 } else { 4 };
+    let masters = if half { 4 } else { 0 };
+    let state = (flat.len * operand + flat.trained * (12 + masters)) as u64;
+    let trunk = Trunk::new(shape, Launcher::counting(), Arc::new(Gemm::counting()), half, &flat, 0, 0)?;
+    let tables = BatchTables::sized(size, shape.width / shape.heads / 2, trunk.attention().tiling())?;
+    let islands = islands_bytes(size, shape.width);
+    let beside = CONTEXT + state + islands;
+    let least = trunk.predict(&tables, &KeepPolicy::NOTHING)?.bytes();
+    let most = trunk.predict(&tables, &KeepPolicy::within(u64::MAX, &trunk.size(&tables), shape.depth))?.bytes();
+    let budget = room(total.saturating_sub(CONTEXT + state), islands);
+    let fits = match least <= budget {
+        false => None,
+        true => {
+            let (policy, needed): (KeepPolicy, Needed) = trunk.policy_within(&tables, budget)?;
+            Some((beside + needed.bytes(), policy.to_string()))
+        }
+    };
+    Ok(GpuForecast { state, least: beside + least, most: beside + most, fits })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Recipe;
+    use crate::model::{LingbotModel, lingbot_parameter_specs};
+
+    /// What one H200 did: with the optimizer, 4 episodes of 280 latent frames fit, and those of 400 do not.
+    #[test]
+    fn the_5b_trunk_fits_an_h200_as_measured() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/furniture_all_e128.yaml");
+        let recipe = serde_yaml::from_str(&std::fs::read_to_string(path).expect("read")).expect("a recipe");
+        let Recipe::Lingbot(recipe) = recipe else { panic!("{path} is of LingBot-VA") };
+        let shape = LingbotModel::shape(&recipe.model);
+        let specs = lingbot_parameter_specs(&recipe.model);
+        let tensors: Vec<(String, usize, bool)> =
+            specs.iter().map(|spec| (spec.name.clone(), spec.count(), spec.trained)).collect();
+        let of = |frames: usize| {
+            let size = BatchSize { tokens: 288 * frames, read: 144 * frames, text: 2048, rows: 16 * frames };
+            forecast(shape, &tensors, true, &size, 150_100_000_000).expect("a forecast")
+        };
+        let fits = of(280);
+        assert!((91.0e9..92.5e9).contains(&(fits.state as f64)), "{fits:?}");
+        assert!(fits.least < fits.most && fits.fits.is_some_and(|(peak, _)| peak <= 150_100_000_000));
+        assert!(of(400).fits.is_none());
+    }
+}
