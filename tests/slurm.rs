@@ -574,10 +574,10 @@ fn tasks_of_an_array_are_told_apart_and_only_one_trains() {
     assert!(run.accounted().starts_with("CANCELLED"));
 
     // One after the other: the end of the first is none of the second, which goes on from its checkpoint.
-    let job = submit("0-1%1");
+    let job = submit("0-2%1");
     run.job = format!("{job}_0");
     run.steps(2, 4);
-    assert!(slurm("squeue", &["--me", "-h", "-O", "JobArrayID:|"]).contains(&format!("{job}_[1%1]")));
+    assert!(slurm("squeue", &["--me", "-h", "-O", "JobArrayID:|"]).contains(&format!("{job}_[1-2%1]")));
     stop(&run);
     assert!(run.accounted().starts_with("CANCELLED"));
     run.steps(3, 1);

@@ -87,8 +87,8 @@ impl SubmitCommand {
         let view = read(&run)?;
         let comment = comment_of(&run);
         let queue = settled_queue(scheduler, &comment)?;
-        refuse_busy(arm, &view, live_job(&queue, &comment))?;
         refuse_others_job(arm, &run, &queue, scheduler)?;
+        refuse_busy(arm, &view, live_job(&queue, &comment))?;
         let script = self.script_of(arm, &view)?;
         write_whole(&script.path, script.to_string().as_bytes())?;
         let submitted = scheduler.submit(&script.path);
