@@ -579,7 +579,9 @@ fn tasks_of_an_array_are_told_apart_and_only_one_trains() {
     run.steps(2, 4);
     assert!(slurm("squeue", &["--me", "-h", "-O", "JobArrayID:|"]).contains(&format!("{job}_[1-2%1]")));
     stop(&run);
-    assert!(run.accounted().starts_with("CANCELLED"));
+    // The next task may have begun before the cancel that follows the checkpoint: then it is its own exit that is recorded.
+    let ended = run.accounted();
+    assert!(ended.starts_with("CANCELLED") || ended == "FAILED", "{ended}");
     run.steps(3, 1);
     assert_eq!(run.experiment.lines(3)[0]["job"]["id"], format!("{job}_1"));
     assert_eq!(run.span(3).0, run.span(2).1);

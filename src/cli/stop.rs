@@ -87,7 +87,7 @@ enum Asked {
     /// It is done: the state's word, and what happened.
     Done(String, String),
     /// The worker is to end. If it saves, its job is cancelled then.
-    Leaving { patience: Duration, job: Option<JobId>, saves: bool },
+    Leaving { attempt: u32, patience: Duration, job: Option<JobId>, saves: bool },
 }
 
 struct Target {
@@ -134,16 +134,16 @@ impl Target {
             output::line(format!("{}: {done}", self.arm))?;
         }
         let patience = if at_once && worker.job.is_none() { KILL_PATIENCE } else { STOP_PATIENCE };
-        Ok(Asked::Leaving { patience, job: worker.job, saves: !at_once })
+        Ok(Asked::Leaving { attempt: worker.attempt, patience, job: worker.job, saves: !at_once })
     }
 
     /// Waits until the run directory shows the end. Returns the state's word and the reason.
     fn ended(&mut self, asked: Asked) -> Result<(String, String)> {
-        let (patience, job, saves) = match asked {
+        let (attempt, patience, job, saves) = match asked {
             Asked::Done(state, text) => return Ok((state, text)),
-            Asked::Leaving { patience, job, saves } => (patience, job, saves),
+            Asked::Leaving { attempt, patience, job, saves } => (attempt, patience, job, saves),
         };
-        let (state, text) = self.wait(patience, job.is_some())?;
+        let (state, text) = self.wait(attempt, patience, job.is_some())?;
         let Some(job) = job.filter(|_| saves) else { return Ok((state, text)) };
         // The checkpoint is written: only now, and lest Slurm starts it again.
         match Slurm::default().cancel(job) {
@@ -172,11 +172,16 @@ impl Target {
     }
 
     /// A worker in a job stays until its job is cancelled; what it wrote is enough.
-    fn wait(&mut self, patience: Duration, in_job: bool) -> Result<(String, String)> {
+    fn wait(&mut self, attempt: u32, patience: Duration, in_job: bool) -> Result<(String, String)> {
         let asked = Instant::now();
         loop {
             self.reader.poll(now_ms())?;
             let view = self.reader.view();
+            // The next task of an array may have begun before this one was seen to end.
+            if let Some(newest) = view.attempt().map(|it| it.started.attempt).filter(|newest| *newest > attempt) {
+                let stopped = RunState::Stopped.word().to_owned();
+                return Ok((stopped, format!("attempt {attempt} is over; the run is at attempt {newest} by now")));
+            }
             let (state, reason) = view.state(now_ms());
             let at_work = matches!(
                 state,
