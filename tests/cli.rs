@@ -106,7 +106,7 @@ fn command_line_mistakes_end_with_2() {
         &["run", "experiments/demo", "--steps", "many"],
         &["run", "experiments/demo", "--steps", "-1"],
         &["resume", "experiments/demo"],
-        &["stop", "experiments/demo"],
+        &["stop"],
         &["verify"],
         &["verify", "golden"],
         &["verify", "packing"],
@@ -325,9 +325,11 @@ fn a_fit_reports_how_well_held_out_clips_are_coded() {
 fn nothing_runs_nothing_stops_and_nothing_resumes() {
     let (_folder, directory) = experiment(|text| text);
     let directory = directory.to_str().unwrap();
-    let ran = run(&["stop", directory, "--arm", "m1_baseline"]);
-    assert_eq!(ran.code, 78, "{}", ran.err);
-    assert!(ran.error_line().contains("nothing to stop"));
+    for arguments in [&["stop", directory, "--arm", "m1_baseline"][..], &["stop", directory]] {
+        let ran = run(arguments);
+        assert_eq!(ran.code, 78, "{}", ran.err);
+        assert!(ran.error_line().contains("nothing to stop"), "{}", ran.err);
+    }
     let ran = run(&["resume", directory, "--arm", "m1_baseline"]);
     assert_eq!(ran.code, 78, "{}", ran.err);
     assert!(ran.err.contains("there is nothing to resume"), "{}", ran.err);

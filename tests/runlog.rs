@@ -551,6 +551,57 @@ fn a_worker_killed_without_a_word_is_failed_and_says_what_is_lost() {
     assert_eq!(reader.view().state(now_ms()), (RunState::Failed, "killed on request by console at step 8".to_owned()));
 }
 
+/// A run on another host whose clock is `offset_ms` off this machine's: 20 steps, the newest of this moment.
+fn run_of_another_clock(folder: &TempDir, offset_ms: i64) -> RunDir {
+    let run = run_in(folder);
+    let mut writer = RunWriter::begin(run.clone(), new_attempt(0)).unwrap();
+    writer.emit(Event::Step(step(1))).unwrap();
+    drop(writer);
+    let mut record: AttemptRecord = serde_json::from_slice(&fs::read(run.attempt(1).record()).unwrap()).unwrap();
+    record.process.host = "gpu1".to_owned();
+    record.started_ms = record.started_ms.saturating_add_signed(offset_ms);
+    fs::write(run.attempt(1).record(), serde_json::to_vec(&record).unwrap()).unwrap();
+    let log = run.attempt(1).events();
+    let line = |line: &str| {
+        let mut line: EventLine = serde_json::from_str(line).unwrap();
+        line.time_ms = line.time_ms.saturating_add_signed(offset_ms);
+        if let Event::AttemptStarted(started) = &mut line.event {
+            started.host = "gpu1".to_owned();
+        }
+        serde_json::to_string(&line).unwrap() + "\n"
+    };
+    let mut text: String = fs::read_to_string(&log).unwrap().lines().map(line).collect();
+    (2..=20).for_each(|at| text += &(step_line(at, now_ms().saturating_add_signed(offset_ms)) + "\n"));
+    fs::write(&log, text).unwrap();
+    run
+}
+
+#[test]
+fn a_node_whose_clock_is_off_is_neither_dead_before_nor_alive_after_its_time() {
+    for offset_ms in [-240_000, 240_000, -3_000_000, 3_000_000] {
+        let folder = TempDir::new().unwrap();
+        let run = run_of_another_clock(&folder, offset_ms);
+        let mut reader = RunReader::open(run.root()).polled();
+        if offset_ms == -3_000_000 {
+            // So far behind that it may as well be the copy of an old log: it is told by the next line.
+            assert_eq!(reader.view().state(now_ms()).0, RunState::Stalled);
+            append(&run.attempt(1).events(), (step_line(21, now_ms() - 3_000_000) + "\n").as_bytes());
+            poll(&mut reader);
+        }
+        let view = reader.view();
+        assert_eq!(view.liveness, Liveness::Unknown);
+        assert_eq!(view.state(now_ms()).0, RunState::Running, "{offset_ms}");
+        assert!(view.age_ms(now_ms()).unwrap() < 5000, "{offset_ms}");
+        let told = view.log.iter().filter(|line| line.text.contains("the clock of gpu1 is ")).count();
+        assert_eq!(told, 1, "{offset_ms}: {:?}", view.log);
+        // Silence is seen as soon as on any other node.
+        assert_eq!(view.state(now_ms() + 40_000).0, RunState::Stalled, "{offset_ms}");
+        append(&run.attempt(1).events(), (step_line(22, now_ms().saturating_add_signed(offset_ms)) + "\n").as_bytes());
+        poll(&mut reader);
+        assert_eq!(reader.view().state(now_ms()).0, RunState::Running, "{offset_ms}");
+    }
+}
+
 #[test]
 fn an_interrupted_publish_leaves_the_older_checkpoint_the_latest() {
     let folder = TempDir::new().unwrap();

@@ -8,6 +8,7 @@ mod run_fixture;
 use lbva_tui::runlog::{Outcome, RunReader, RunState, now_ms};
 use run_fixture::{ARM, Experiment, Fixture, said};
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::RwLock;
@@ -22,14 +23,15 @@ static CLUSTER: RwLock<()> = RwLock::new(());
 fn cluster(test: &str) -> Option<PathBuf> {
     let script = std::env::var_os("LBVA_TUI_TEST_SLURM").map(PathBuf::from);
     if script.is_none() {
-        // Past the capture of the test's output: this must be seen.
-        let text = format!("LEFT OUT: {test} needs Slurm; eval \"$(tests/slurm/cluster.sh env)\" after `start`\n");
-        let _ = fs::OpenOptions::new()
-            .append(true)
-            .open("/dev/stderr")
-            .and_then(|mut it| std::io::Write::write_all(&mut it, text.as_bytes()));
+        left_out(test, "it needs Slurm; eval \"$(tests/slurm/cluster.sh env)\" after `start`");
     }
     script
+}
+
+/// Past the capture of the test's output: this must be seen.
+fn left_out(test: &str, why: &str) {
+    let stderr = fs::OpenOptions::new().append(true).open("/dev/stderr");
+    let _ = stderr.and_then(|mut it| writeln!(it, "LEFT OUT: {test}: {why}"));
 }
 
 fn slurm(program: &str, arguments: &[&str]) -> String {
@@ -118,6 +120,11 @@ impl Submitted {
             let (state, end) = rows.lines().last()?.split_once('|')?;
             (!["RUNNING", "PENDING", "REQUEUED"].contains(&state) && end != "Unknown").then(|| state.to_owned())
         })
+    }
+
+    /// States of all attempts of the job.
+    fn accounts(&self) -> String {
+        slurm("sacct", &["-n", "-P", "-D", "-X", "-j", &self.job, "-o", "State"])
     }
 
     /// What `lbva-tui --no-ui --json` says of the arm.
@@ -353,7 +360,7 @@ fn an_abort_in_the_console_leaves_the_job_cancelled_and_a_checkpoint() {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    shows(&format!("job {} RUNNING on gpu1", run.job));
+    shows(&format!("job {} RUNNING", run.job));
     keyboard.write_all(b"S").unwrap();
     shows(&format!("scancel --signal=USR2 {}, and when it is written scancel {}", run.job, run.job));
     println!("{}", screen.lock().unwrap().screen().contents());
@@ -388,6 +395,14 @@ fn what_slurm_refuses_is_told_in_its_words() {
     };
     let (code, text) = submit("partition", "slurm: {partition: nix}\n", None);
     assert!(code == Some(78) && text.contains("invalid partition specified: nix"), "{text}");
+    let (code, text) = submit("qos", "slurm: {partition: extra, qos: nix}\n", None);
+    assert!(code == Some(78) && text.contains("Invalid qos specification"), "{text}");
+    let (code, text) = submit("account", "slurm: {partition: extra, account: nix}\n", None);
+    assert!(code == Some(78) && text.contains("Invalid account or account/partition combination"), "{text}");
+    let (code, text) = submit("quota", "slurm: {partition: extra, qos: full}\n", None);
+    assert!(code == Some(78) && text.contains("QOSMaxSubmitJobPerUserLimit"), "{text}");
+    let (code, text) = submit("array", "slurm: {partition: extra, extra: [--array=0-3]}\n", None);
+    assert!(code == Some(78) && text.contains("--array is set by the program itself"), "{text}");
     let (code, text) = submit("gpus", "slurm: {partition: extra, gpus: 9}\n", None);
     assert!(code == Some(78) && text.contains("Requested node configuration is not available"), "{text}");
     let (code, text) = submit("none", "", None);
@@ -396,6 +411,181 @@ fn what_slurm_refuses_is_told_in_its_words() {
     assert!(code == Some(78) && text.contains("--no-requeue is set by the program itself"), "{text}");
     let (code, text) = submit("absent", "slurm: {partition: extra}\n", Some("/nowhere"));
     assert!(code == Some(69) && text.contains("squeue cannot be run"), "{text}");
+}
+
+#[test]
+fn a_run_that_takes_too_much_memory_is_told_so() {
+    let Some(_) = cluster("out of memory") else { return };
+    if std::env::var_os("LBVA_TUI_TEST_SLURM_MEMORY").is_none() {
+        return left_out("out of memory", "this machine's Slurm cannot limit memory (cgroup v1)");
+    }
+    let _shared = CLUSTER.read();
+    let fixture = Fixture::xwam(4000);
+    let run = Submitted::new(&fixture, "memory", "{partition: extra, cpus: 1, mem: 30M}");
+    assert_eq!(run.accounted(), "FAILED", "srun hides it");
+    let status = run.status();
+    assert_eq!((&status["state"], &status["job"]["state"]), (&"failed".into(), &"OUT_OF_MEMORY".into()), "{status}");
+    assert!(status["reason"].as_str().unwrap().contains("ran out of memory"), "{status}");
+}
+
+/// The node, gone until this is dropped: a test that fails must not keep it from the others.
+struct LostNode;
+
+impl LostNode {
+    fn new() -> Self {
+        slurm("scontrol", &["update", "nodename=gpu1", "state=down", "reason=test"]);
+        Self
+    }
+}
+
+impl Drop for LostNode {
+    fn drop(&mut self) {
+        let _ = Command::new("scontrol").args(["update", "nodename=gpu1", "state=resume"]).output();
+    }
+}
+
+/// The program as a user who owns nothing here, from a copy that he may read.
+fn as_nobody(fixture: &Fixture, arguments: &[&str], experiment: &Experiment) -> Output {
+    let folder = fixture.folder.path();
+    let copy = folder.join("lbva-tui");
+    if !copy.exists() {
+        fs::set_permissions(folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_lbva-tui"), &copy).unwrap();
+    }
+    let (first, rest) = arguments.split_first().unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy).env("HOME", "/nonexistent");
+    command.arg(first).arg(&experiment.folder).args(rest).output().unwrap()
+}
+
+#[test]
+fn another_user_sees_a_run_and_ends_it_only_where_he_may_write() {
+    let Some(_) = cluster("another user") else { return };
+    let _shared = CLUSTER.read();
+    let fixture = Fixture::xwam(40_000);
+    let run = Submitted::new(&fixture, "shared", "{partition: extra, cpus: 1}");
+    run.steps(1, 4);
+    let told = |output: &Output, code: i32, words: &[&str]| {
+        let text = said(output);
+        let all = words.iter().all(|words| text.contains(words));
+        assert!(output.status.code() == Some(code) && all, "{:?}, not {code} and {words:?}: {text}", output.status);
+    };
+    let job = format!("job {} RUNNING", run.job);
+    run.wait_for("the job in accounting", || {
+        let rows = slurm("sacct", &["-n", "-P", "-X", "-j", &run.job, "-o", "State"]);
+        rows.starts_with("RUNNING").then_some(())
+    });
+    told(&as_nobody(&fixture, &["--no-ui"], &run.experiment), 0, &["running", &job]);
+    told(&as_nobody(&fixture, &["stop", "--arm", ARM], &run.experiment), 74, &["ermission denied"]);
+    told(&as_nobody(&fixture, &["submit", "--arm", ARM], &run.experiment), 74, &["ermission denied"]);
+    assert_eq!(run.status()["state"], "running");
+
+    // A folder that a group shares: the job is still its owner's.
+    slurm("chmod", &["-R", "a+rwX", &run.experiment.folder.to_string_lossy()]);
+    let busy = format!("job {} of this run is RUNNING", run.job);
+    told(&as_nobody(&fixture, &["submit", "--arm", ARM], &run.experiment), 78, &[&busy, "another user's"]);
+    let refused = ["stop file written", "Access/permission denied", "it cancels its job itself within a minute"];
+    told(&as_nobody(&fixture, &["stop", "--arm", ARM], &run.experiment), 0, &refused);
+    let (outcome, reason) = run.ended(1);
+    assert_eq!((outcome.as_str(), reason.as_str()), ("stopped", "stopped by lbva-tui stop with a checkpoint"));
+    assert!(run.accounted().starts_with("CANCELLED"));
+}
+
+#[test]
+fn two_who_ask_at_once_get_one_job_and_one_end() {
+    let Some(_) = cluster("two at once") else { return };
+    let _shared = CLUSTER.read();
+    let fixture = Fixture::xwam(40_000);
+    let mut run = Submitted::new(&fixture, "twice", "{partition: extra, cpus: 1}");
+    let both = |arguments: [&str; 3], experiment: &Experiment| -> Vec<Output> {
+        let begin = |_| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_lbva-tui"));
+            command.arg(arguments[0]).arg(&experiment.folder).args(&arguments[1..]);
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+        };
+        let children: Vec<_> = (0..2).map(begin).collect();
+        children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
+    };
+    run.steps(1, 4);
+    for output in both(["stop", "--arm", ARM], &run.experiment) {
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    }
+    assert_eq!(run.ended(1).1, "stopped by lbva-tui stop with a checkpoint");
+    assert!(run.accounted().starts_with("CANCELLED"));
+    let outputs = both(["submit", "--arm", ARM], &run.experiment);
+    let mut codes: Vec<_> = outputs.iter().map(|output| output.status.code().unwrap()).collect();
+    codes.sort_unstable();
+    assert_eq!(codes, [0, 78], "{}\n{}", said(&outputs[0]), said(&outputs[1]));
+    let records = fs::read_to_string(run.experiment.run.submitted_jobs()).unwrap();
+    let newest: serde_json::Value = serde_json::from_str(records.lines().last().unwrap()).unwrap();
+    assert_eq!(records.lines().count(), 2, "{records}");
+    run.job = newest["job"].to_string();
+}
+
+#[test]
+fn a_lost_node_costs_an_attempt_and_not_the_run() {
+    let Some(_) = cluster("node failure") else { return };
+    let _alone = CLUSTER.write();
+    let fixture = Fixture::xwam(40_000);
+    let run = Submitted::new(&fixture, "node", "{partition: extra, cpus: 1}");
+    run.steps(1, 6);
+    let lost = LostNode::new();
+    run.wait_for("the failure", || run.accounts().contains("NODE_FAIL").then_some(()));
+    drop(lost);
+    run.steps(2, 1);
+    let (start, ..) = run.span(2);
+    assert!(start > 0 && start + 4 >= run.span(1).1, "at most a save interval is lost");
+    let status = run.status();
+    assert_eq!((&status["job"]["restarts"], &status["job"]["tries_in_vain"]), (&1.into(), &0.into()), "{status}");
+    assert_eq!(
+        (&status["job"]["tries_in_vain_allowed"], &status["state"]),
+        (&10.into(), &"running".into()),
+        "{status}"
+    );
+}
+
+#[test]
+fn tasks_of_an_array_are_told_apart_and_only_one_trains() {
+    let Some(_) = cluster("array") else { return };
+    let _shared = CLUSTER.read();
+    let fixture = Fixture::xwam(40_000);
+    let mut run = Submitted { experiment: fixture.here("array"), job: String::new() };
+    let submit = |tasks: &str| {
+        let program = env!("CARGO_BIN_EXE_lbva-tui");
+        let line = format!("exec srun '{program}' --no-ui run '{}' --arm {ARM}", run.experiment.folder.display());
+        slurm("sbatch", &["--parsable", "-p", "extra", "--array", tasks, "-o", "/dev/null", "--wrap", &line])
+    };
+    let stop = |run: &Submitted| {
+        let output = program(&["stop"], &run.experiment);
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    };
+    let job = submit("3-4");
+    run.job = job.clone();
+    run.steps(1, 4);
+    let identity = run.experiment.lines(1)[0]["job"]["id"].as_str().unwrap().to_owned();
+    let tasks = [format!("{job}_3"), format!("{job}_4")];
+    let other = tasks.iter().find(|task| **task != identity).unwrap().clone();
+    assert!(tasks.contains(&identity), "{identity}");
+    run.job = other;
+    assert_eq!(run.accounted(), "FAILED", "the lock is the first task's");
+    assert_eq!(run.experiment.run.attempt_numbers().unwrap(), [1]);
+    run.job = identity;
+    stop(&run);
+    assert!(run.accounted().starts_with("CANCELLED"));
+
+    // One after the other: the end of the first is none of the second, which goes on from its checkpoint.
+    let job = submit("0-2%1");
+    run.job = format!("{job}_0");
+    run.steps(2, 4);
+    assert!(slurm("squeue", &["--me", "-h", "-O", "JobArrayID:|"]).contains(&format!("{job}_[1-2%1]")));
+    stop(&run);
+    // The next task may have begun before the cancel that follows the checkpoint: then it is its own exit that is recorded.
+    let ended = run.accounted();
+    assert!(ended.starts_with("CANCELLED") || ended == "FAILED", "{ended}");
+    run.steps(3, 1);
+    assert_eq!(run.experiment.lines(3)[0]["job"]["id"], format!("{job}_1"));
+    assert_eq!(run.span(3).0, run.span(2).1);
+    run.job = job;
 }
 
 #[test]

@@ -434,10 +434,10 @@ pub struct PlanArguments {
 pub struct StopArguments {
     /// Folder with an experiment.yaml
     pub experiment: PathBuf,
-    /// The arm to stop; may be repeated
-    #[arg(long, value_name = "ARM", required = true)]
+    /// The arm to stop; may be repeated [default: every arm that is at work or in the queue]
+    #[arg(long, value_name = "ARM")]
     pub arm: Vec<String>,
-    /// End it at once, without a checkpoint
+    /// End it at once, without a checkpoint; the arm must be named if several are at work
     #[arg(long)]
     pub kill: bool,
 }

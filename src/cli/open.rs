@@ -5,12 +5,12 @@ use super::recorded::recorded_overrides;
 use super::session::Session;
 use super::{has_screen, output};
 use crate::config::Experiment;
-use crate::runlog::{AttemptView, ExperimentRuns, RunReader, RunState, RunView, now_ms};
-use crate::slurm::{JobView, JobWatch, Look, Slurm, judge};
+use crate::runlog::{AttemptView, ExperimentRuns, MOST_CRASHES, RunReader, RunState, RunView, Tries, now_ms};
+use crate::slurm::{JobView, JobWatch, Look, Slurm, job_words, judge};
 use crate::{Error, Exit, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Where experiments are, if nobody says.
 const DEFAULT: &str = "experiments";
@@ -90,7 +90,7 @@ pub(super) fn jobs(runs: &ExperimentRuns) -> Result<Look> {
     if JobWatch::recorded(&runs).is_empty() {
         return Ok(Look::default());
     }
-    let look = JobWatch::default().look(&Slurm::default(), &runs).clone();
+    let look = JobWatch::default().look(&Slurm::default(), &runs, Duration::ZERO).clone();
     if let Some(error) = &look.error {
         output::note(format!("warning: {error}"));
     }
@@ -114,14 +114,14 @@ fn list(experiments: &[PathBuf], global: &Global) -> Result<Exit> {
             let (state, reason) = judge(view, now_ms, job);
             let total = if view.total_steps() > 0 { view.total_steps() } else { arm.recipe.train().steps };
             let said = match job.filter(|job| job.is_live() && state != RunState::Queued) {
-                Some(job) => format!("{reason}; {job}"),
+                Some(job) => format!("{reason}; {}", job_words(view, job)),
                 None => reason.clone(),
             };
             rows.push((arm.name.clone(), format!("{:9} step {}/{total}  {said}", state.word(), view.steps_done())));
             let mut document =
                 arm_document(&arm.name, state.word(), &reason, view.steps_done(), total, view.age_ms(now_ms));
             document["attempts"] = attempts(view).into();
-            document["job"] = job.map_or(Value::Null, job_document);
+            document["job"] = job.map_or(Value::Null, |job| job_document(view, job));
             arms.push(document);
         }
         if !global.json {
@@ -160,8 +160,13 @@ fn attempts(view: &RunView) -> Vec<Value> {
     view.attempts.iter().map(document).collect()
 }
 
-fn job_document(job: &JobView) -> Value {
+fn job_document(view: &RunView, job: &JobView) -> Value {
+    let Tries { idle, crashes } = view.tries_before(job.id, job.restarts);
+    let started = view.attempt().and_then(|attempt| attempt.started.job.as_ref());
+    let allowed = started.filter(|started| started.id == job.id).and_then(|started| started.max_idle_attempts);
     json!({
+        "tries_in_vain": idle, "tries_in_vain_allowed": allowed,
+        "crashes": crashes, "crashes_allowed": allowed.map(|_| MOST_CRASHES),
         "id": job.id, "state": job.state.word(), "words": job.words, "restarts": job.restarts, "used_s": job.used_s,
         "limit_s": job.limit_s, "nodes": job.nodes,
     })

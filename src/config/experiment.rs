@@ -273,8 +273,18 @@ fn slurm_faults(slurm: &SlurmSettings) -> Vec<(&'static str, String)> {
         }
     }
     for line in &slurm.extra {
-        // These are the program's own: without them a preempted run is lost, or trained twice.
-        let own = ["--job-name", "--comment", "--dependency", "--requeue", "--no-requeue", "--open-mode", "--signal"];
+        // These are the program's own: otherwise a preempted run is lost, or trained twice. Tasks of an array would all
+        // train the one run.
+        let own = [
+            "--job-name",
+            "--comment",
+            "--dependency",
+            "--requeue",
+            "--no-requeue",
+            "--open-mode",
+            "--signal",
+            "--array",
+        ];
         if let Some(own) = own.iter().find(|own| line.starts_with(**own)) {
             faults.push(("extra", format!("{own} is set by the program itself")));
         } else if !line.starts_with("--") || line.contains(['\n', '\r']) {

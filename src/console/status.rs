@@ -7,7 +7,7 @@ use super::format::{bytes, count, duration, join, milliseconds, percent, signifi
 use super::metric::Metric;
 use super::theme::Role;
 use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent, StepTimes};
-use crate::slurm::JobView;
+use crate::slurm::{JobState, JobView, restart_words, used_words};
 
 /// Glyph, word and role of a state.
 pub fn state_look(state: RunState) -> (&'static str, &'static str, Role) {
@@ -47,7 +47,7 @@ pub fn phase_words(run: &RunView, now_ms: u64) -> Option<String> {
     let view = run.phase?;
     let word = view.phase.words(view.total);
     if view.total == 0 {
-        let since = now_ms.saturating_sub(view.since_ms);
+        let since = run.since_ms(view.since_ms, now_ms);
         return Some(if since < 2_000 { word.to_owned() } else { format!("{word} · {}", duration(since)) });
     }
     let mut words = format!("{word} {} of {}", thousands(view.done), thousands(view.total));
@@ -112,14 +112,21 @@ pub fn packing(run: &RunView, columns: usize, beside_panels: bool) -> String {
     join(facts, columns)
 }
 
-/// The job of an arm, and how old the news of it are.
-pub fn job(job: &JobView, app: &App) -> String {
+/// The job of an arm in `columns`, and how old the news of it are. Where it waits, the reason above names it already; its
+/// node is that of the process.
+pub fn job(run: &RunView, job: &JobView, app: &App, columns: usize) -> String {
     let Some(look) = app.snapshot.as_ref().map(|snapshot| &snapshot.slurm) else { return String::new() };
     let age = duration(app.now_ms.saturating_sub(look.seen_ms));
+    let mut facts = match job.state {
+        JobState::Pending => Vec::new(),
+        _ => vec![(0, format!("job {} {}", job.id, job.state)), (1, used_words(job)), (2, restart_words(run, job))],
+    };
     match &look.error {
-        Some(error) => format!("{job} · as of {age} ago: {error}"),
-        None => format!("{job} · Slurm {age} ago"),
+        Some(error) => facts.insert(0, (0, format!("Slurm as of {age} ago: {error}"))),
+        None => facts.push((3, format!("Slurm {age} ago"))),
     }
+    facts.retain(|(_, fact)| !fact.is_empty());
+    join(facts, columns)
 }
 
 /// What padding waste is made of, besides text.
@@ -148,7 +155,7 @@ pub fn safety(run: &RunView, state: RunState, now_ms: u64) -> String {
             parts.push(format!(
                 "saved step {} {} ago ({}{took})",
                 thousands(save.step),
-                duration(now_ms.saturating_sub(save.time_ms)),
+                duration(run.since_ms(save.time_ms, now_ms)),
                 bytes(save.bytes as f64),
             ));
         }

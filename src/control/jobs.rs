@@ -5,8 +5,8 @@ use super::local::{record_kill, write_stop_file};
 use super::machine::{Effect, Event, WorkerRef, WorkerSignal};
 use super::submission::SubmitCommand;
 use crate::runlog::{ExperimentRuns, RunDir};
-use crate::slurm::{JobId, JobWatch, Look, Pace, Scheduler};
-use crate::{Error, Result};
+use crate::slurm::{Look, Looks, Scheduler};
+use crate::{Error, Exit, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,8 +48,7 @@ impl SlurmDriver {
             command,
             scheduler,
             by: by.to_owned(),
-            watch: JobWatch::default(),
-            pace: Pace::new(seconds),
+            looks: Looks::new(seconds),
         };
         std::thread::Builder::new()
             .name("slurm".to_owned())
@@ -80,37 +79,29 @@ struct Work {
     scheduler: Arc<dyn Scheduler>,
     runs: ExperimentRuns,
     by: String,
-    watch: JobWatch,
-    pace: Pace,
+    looks: Looks,
 }
 
 impl Work {
     fn run(mut self, orders: &Receiver<Order>, answers: &Sender<Answer>) {
-        let mut known: Vec<JobId> = Vec::new();
         loop {
             let runs = self.runs.list().unwrap_or_default();
-            let recorded = JobWatch::recorded(&runs);
-            let jobs: Vec<JobId> = recorded.iter().map(|(_, job)| *job).collect();
-            if jobs != known {
-                known = jobs;
-                self.pace.stir(Instant::now());
-            }
-            let wait = self.pace.wait(Instant::now()).filter(|_| !recorded.is_empty());
+            let wait = self.looks.wait(Instant::now(), &runs);
             if wait == Some(Duration::ZERO) {
-                let look = self.look(&runs, &recorded);
+                let look = self.looks.look(Instant::now(), self.scheduler.as_ref(), &runs);
                 if answers.send(Answer::Look(look)).is_err() {
                     return;
                 }
                 continue;
             }
             match orders.recv_timeout(wait.unwrap_or(RECORDS).min(RECORDS)) {
-                Ok(Order::Look) => self.pace.stir(Instant::now()),
+                Ok(Order::Look) => self.looks.stir(Instant::now()),
                 Ok(Order::Perform(arm, effect)) => {
                     let event = match self.perform(&arm, &effect) {
                         Ok(event) => event,
                         Err(error) => Event::EffectFailed { effect, words: error.to_string() },
                     };
-                    self.pace.stir(Instant::now());
+                    self.looks.stir(Instant::now());
                     if answers.send(Answer::Event(arm, event)).is_err() {
                         return;
                     }
@@ -119,15 +110,6 @@ impl Work {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-    }
-
-    fn look(&mut self, runs: &[RunDir], recorded: &[(RunDir, JobId)]) -> Look {
-        let look = self.watch.look(self.scheduler.as_ref(), runs).clone();
-        match look.error {
-            None => self.pace.looked(Instant::now(), self.watch.is_alive(recorded)),
-            Some(_) => self.pace.failed(Instant::now()),
-        }
-        look
     }
 
     fn perform(&self, arm: &str, effect: &Effect) -> Result<Event> {
@@ -175,8 +157,16 @@ fn signal_job(
 /// `attempt_changed` if the run has moved on; Slurm's own words. The stop file stays: the worker will see it.
 pub fn stop_job(run: &RunDir, worker: &WorkerRef, scheduler: &dyn Scheduler, by: &str) -> Result<String> {
     write_stop_file(run, worker, by)?;
-    let command = signal_job(run, worker, WorkerSignal::Stop, scheduler, by)?;
-    Ok(format!("stop file written and `{command}` done; it saves at the next step, then the job is cancelled"))
+    match signal_job(run, worker, WorkerSignal::Stop, scheduler, by) {
+        Ok(command) => {
+            Ok(format!("stop file written and `{command}` done; it saves at the next step, then the job is cancelled"))
+        }
+        // Another user's job. The file is enough for a worker that steps.
+        Err(error) if error.exit == Exit::Refused => {
+            Ok(format!("stop file written, which it sees after its step; no signal sent: {error}"))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Ends the job of this worker without a checkpoint. Returns what was done.

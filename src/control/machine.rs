@@ -191,11 +191,13 @@ pub struct RunControl {
     state: State,
     facts: Option<Facts>,
     next_token: Token,
+    /// In which the stop that is under way was asked for, and which have not failed.
+    ways: usize,
 }
 
 impl Default for RunControl {
     fn default() -> Self {
-        Self { state: State::Waiting, facts: None, next_token: 1 }
+        Self { state: State::Waiting, facts: None, next_token: 1, ways: 0 }
     }
 }
 
@@ -306,6 +308,7 @@ impl RunControl {
         if worker.job.is_some() || self.facts.as_ref().is_some_and(|facts| facts.liveness == Liveness::Alive) {
             effects.push(Effect::Signal { worker: worker.clone(), signal: WorkerSignal::Stop });
         }
+        self.ways = effects.len();
         effects.push(Effect::ScheduleTimeout { after_ms: STOP_TIMEOUT_MS, token });
         self.state = State::StopRequested { worker, token };
         effects
@@ -460,9 +463,27 @@ impl RunControl {
                 error(format!("not killed: {words}"))
             }
             // One of the two ways to ask may fail; the other may still be heard, and the timeout tells.
-            Effect::WriteStopFile(_) => error(format!("no stop file written: {words}")),
-            Effect::Signal { signal: WorkerSignal::Stop, .. } => error(format!("no signal sent: {words}")),
+            Effect::WriteStopFile(worker) => {
+                self.unasked(worker);
+                error(format!("no stop file written: {words}"))
+            }
+            Effect::Signal { worker, signal: WorkerSignal::Stop } => {
+                self.unasked(worker);
+                error(format!("no signal sent: {words}"))
+            }
             Effect::ScheduleTimeout { .. } | Effect::Report { .. } => Vec::new(),
+        }
+    }
+
+    /// One way to ask this worker failed. Once none is left, nobody has asked: the run goes on, and so does its state.
+    fn unasked(&mut self, asked: &WorkerRef) {
+        let State::StopRequested { worker, .. } = &self.state else { return };
+        if worker != asked {
+            return;
+        }
+        self.ways = self.ways.saturating_sub(1);
+        if let (0, Some(facts)) = (self.ways, self.facts.clone()) {
+            self.follow(&facts);
         }
     }
 
@@ -507,10 +528,10 @@ mod tests {
     fn in_job(state: RunState, attempt: u32) -> Facts {
         let mut facts = facts(state, attempt);
         if let Some(worker) = &mut facts.worker {
-            worker.job = Some(7);
+            worker.job = Some(7.into());
         }
         facts.liveness = if facts.is_live() { Liveness::Unknown } else { facts.liveness };
-        facts.job = (facts.is_live() || state == RunState::Queued).then_some(7);
+        facts.job = (facts.is_live() || state == RunState::Queued).then_some(7.into());
         facts
     }
 
@@ -557,6 +578,25 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_that_nobody_may_ask_for_was_not_asked_for() {
+        let mut control = RunControl::default();
+        control.handle(Event::View(in_job(RunState::Running, 1)));
+        let meant = in_job(RunState::Running, 1).worker.unwrap();
+        let effects = control.handle(Event::AskStop(meant));
+        let failed =
+            |index: usize, words: &str| Event::EffectFailed { effect: effects[index].clone(), words: words.to_owned() };
+        let told = control.handle(failed(0, "permission denied"));
+        assert_eq!(report(&told).1, "no stop file written: permission denied");
+        assert!(matches!(control.state(), State::StopRequested { .. }), "the signal may still be heard");
+        let told = control.handle(failed(1, "Slurm says: Access/permission denied"));
+        assert_eq!(report(&told).1, "no signal sent: Slurm says: Access/permission denied");
+        assert_eq!(control.state(), &State::Running);
+        assert_eq!(control.handle(Event::Timeout(token_of(&effects))), [], "nobody waits for an answer");
+        control.handle(Event::View(in_job(RunState::Preempted, 1)));
+        assert_eq!(control.state(), &State::Preempted);
+    }
+
+    #[test]
     fn a_job_is_submitted_waits_runs_is_preempted_and_waits_again() {
         let mut control = at(RunState::Waiting, 0);
         let effects = control.handle(Event::AskSubmit);
@@ -564,7 +604,7 @@ mod tests {
         control.handle(Event::View(facts(RunState::Waiting, 0)));
         assert!(matches!(control.state(), State::Submitting { .. }));
         assert!(report(&control.handle(Event::AskSubmit)).1.contains("already being submitted"));
-        assert_eq!(report(&control.handle(Event::Submitted { job: 7 })).1, "submitted as job 7");
+        assert_eq!(report(&control.handle(Event::Submitted { job: 7.into() })).1, "submitted as job 7");
         control.handle(Event::View(facts(RunState::Waiting, 0)));
         assert_eq!(control.state(), &State::Queued, "Slurm has not been asked since");
         for (seen, expected) in [
@@ -591,7 +631,7 @@ mod tests {
         assert_eq!(effects[1], Effect::Signal { worker: worker.clone(), signal: WorkerSignal::Stop });
         assert_eq!(control.handle(Event::View(in_job(RunState::Stopping, 3))), []);
         let effects = control.handle(Event::View(in_job(RunState::Stopped, 3)));
-        assert_eq!(effects[0], Effect::CancelJob { job: 7 });
+        assert_eq!(effects[0], Effect::CancelJob { job: 7.into() });
         assert_eq!(report(&effects[1..]), (Level::Info, "stopped: Stopped"));
         // A run that finished first needs no cancel, and one that somebody else stopped is his to cancel.
         control.handle(Event::View(in_job(RunState::Running, 4)));
@@ -606,15 +646,15 @@ mod tests {
         let mut control = RunControl::default();
         control.handle(Event::View(in_job(RunState::Running, 3)));
         let worker = in_job(RunState::Running, 3).worker.unwrap();
-        assert!(report(&control.handle(Event::AskCancel { job: 7 })).1.contains("no longer waiting"));
+        assert!(report(&control.handle(Event::AskCancel { job: 7.into() })).1.contains("no longer waiting"));
         assert!(report(&control.handle(Event::AskStart { stop_after: None })).1.contains("job 7 of this run"));
         let effects = control.handle(Event::AskKill(worker.clone()));
         assert_eq!(effects[0], Effect::Signal { worker, signal: WorkerSignal::Kill });
         control.handle(Event::View(in_job(RunState::Stopped, 3)));
         control.handle(Event::View(in_job(RunState::Queued, 3)));
-        assert!(report(&control.handle(Event::AskCancel { job: 8 })).1.contains("not the run's job"));
-        assert_eq!(control.handle(Event::AskCancel { job: 7 }), [Effect::CancelJob { job: 7 }]);
-        let failed = Event::EffectFailed { effect: Effect::CancelJob { job: 7 }, words: "no".to_owned() };
+        assert!(report(&control.handle(Event::AskCancel { job: 8.into() })).1.contains("not the run's job"));
+        assert_eq!(control.handle(Event::AskCancel { job: 7.into() }), [Effect::CancelJob { job: 7.into() }]);
+        let failed = Event::EffectFailed { effect: Effect::CancelJob { job: 7.into() }, words: "no".to_owned() };
         assert_eq!(report(&control.handle(failed)), (Level::Error, "job 7 is not cancelled: no"));
     }
 

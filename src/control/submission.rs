@@ -7,9 +7,10 @@ use crate::files::{create_folder, io_error, write_whole};
 use crate::runlog::{ExperimentRuns, Liveness, RunDir, RunReader, RunState, RunView, now_ms};
 use crate::slurm::{
     BatchScript, JobId, JobRecord, JobState, QueuedJob, Scheduler, comment_of, job_name, lint_wrapper, record_job,
-    signal_lead_s,
+    signal_lead_s, submitted_jobs,
 };
 use crate::{Error, Exit, Result};
+use std::fs::{File, TryLockError};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -77,16 +78,18 @@ impl SubmitCommand {
     /// Writes the script, submits it and remembers the job.
     ///
     /// # Errors
-    /// `run_busy`, `run_finished` (exit 78); Slurm's own words (78); no answer (69), after which the job may be in the
+    /// `run_busy`, `run_finished` (exit 78); disk errors (74), as for whoever may read the run but not write to it; Slurm's own words (78); no answer (69), after which the job may be in the
     /// queue all the same, and is then found there.
     pub fn submit(&self, arm: &str, scheduler: &dyn Scheduler, by: &str) -> Result<JobId> {
         let run = self.run(arm);
+        create_folder(&run.slurm())?;
+        let _alone = lock_submission(arm, &run)?;
         let view = read(&run)?;
         let comment = comment_of(&run);
         let queue = settled_queue(scheduler, &comment)?;
+        refuse_others_job(arm, &run, &queue, scheduler)?;
         refuse_busy(arm, &view, live_job(&queue, &comment))?;
         let script = self.script_of(arm, &view)?;
-        create_folder(&run.slurm())?;
         write_whole(&script.path, script.to_string().as_bytes())?;
         let submitted = scheduler.submit(&script.path);
         let job = match submitted {
@@ -105,6 +108,37 @@ impl SubmitCommand {
         let program_sha256 = hash_file(&script.program)?;
         record_job(&run, &JobRecord { job, time_ms: now_ms(), by: by.to_owned(), script: name, program_sha256 })?;
         Ok(job)
+    }
+}
+
+/// Two that are submitted at once would both find the queue empty. The kernel releases the lock however this process ends.
+fn lock_submission(arm: &str, run: &RunDir) -> Result<File> {
+    let path = run.slurm().join("submit.lock");
+    let file = File::options().write(true).create(true).truncate(false).open(&path);
+    let file = file.map_err(|error| io_error("cannot open the lock of submissions", &path, &error))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(Error::refused("run_busy", format!("{arm}: somebody else is submitting it at this moment")))
+        }
+        // A file system without locks: the jobs' name and the run's own lock keep two apart later.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+/// The queue shows the jobs of one user; a run that several may write to can have another's.
+fn refuse_others_job(arm: &str, run: &RunDir, queue: &[QueuedJob], scheduler: &dyn Scheduler) -> Result<()> {
+    let Some(newest) = submitted_jobs(run)?.pop().map(|record| record.job) else { return Ok(()) };
+    if queue.iter().any(|job| job.id == newest) {
+        return Ok(());
+    }
+    match scheduler.show(newest) {
+        Ok(details) if !details.state.is_over() => {
+            Err(Error::refused("run_busy", format!("{arm}: job {newest} of this run is {}", details.state))
+                .hint("it is another user's: ask them to stop it"))
+        }
+        Err(error) if error.exit == Exit::Unavailable => Err(error),
+        // Over, or so long ago that the controller has forgotten it.
+        _ => Ok(()),
     }
 }
 

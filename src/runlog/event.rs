@@ -3,6 +3,7 @@
 //! This is the only channel from the trainer to anything that shows it. A line is `{"v":1,"time_ms":...,"event":"step",...}`;
 //! readers skip kinds and fields they do not know, so an older console can watch a newer worker.
 
+use super::job::JobId;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of the line format.
@@ -82,12 +83,15 @@ pub struct AttemptStarted {
 /// Which start of which job an attempt is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobIdentity {
-    /// The number stays the same when a job is requeued.
-    pub id: u64,
+    /// It stays the same when a job is requeued.
+    pub id: JobId,
     /// How often it was requeued before.
     pub restart: u32,
     /// Slurm's name of the node.
     pub node: String,
+    /// Attempts of it in a row that may leave no checkpoint; `None` for a job that does not restart itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_idle_attempts: Option<u32>,
 }
 
 /// What a worker does when it is not stepping.

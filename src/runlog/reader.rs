@@ -6,6 +6,7 @@
 
 use super::assemble::Assembler;
 use super::checkpoints::{Check, CheckpointStore};
+use super::clock::WorkerClock;
 use super::event::{AttemptStarted, Event, Level, Outcome};
 use super::parse::{Line, any_line, step_line};
 use super::paths::{AttemptDir, RunDir};
@@ -34,6 +35,7 @@ pub struct RunReader {
     assembler: Assembler,
     tails: Vec<Tail>,
     newest_record: Option<(u32, AttemptRecord)>,
+    clock: WorkerClock,
     outcome_stamp: Option<Stamp>,
     outcome: Option<OutcomeRecord>,
     /// The folder as last looked at, and how many saves the log had reported then.
@@ -80,6 +82,7 @@ impl RunReader {
             assembler: Assembler::default(),
             tails: Vec::new(),
             newest_record: None,
+            clock: WorkerClock::default(),
             outcome_stamp: None,
             outcome: None,
             checkpoints_stamp: (None, 0),
@@ -126,9 +129,10 @@ impl RunReader {
         }
         // A new attempt begins only after the one before it is over, so earlier logs are read to their end once.
         let newest_known = self.tails.last().map(|tail| tail.attempt);
+        let mut read = false;
         for &number in numbers.iter().filter(|&&number| newest_known.is_none_or(|known| number >= known)) {
             match self.read_attempt(number, numbers.last() == Some(&number)) {
-                Ok(grown) => changed |= grown,
+                Ok(grown) => read |= grown,
                 Err(ReadFailure::Replaced) => {
                     self.reset();
                     let text = format!("the event log of attempt {number} was replaced; everything is read again");
@@ -141,8 +145,25 @@ impl RunReader {
                 }
             }
         }
+        self.compare_clocks(read, now_ms);
         changed |= self.refresh_evidence()?;
-        Ok(changed)
+        Ok(changed | read)
+    }
+
+    /// Whether lines came since the last look tells how far the worker's clock is from this machine's.
+    fn compare_clocks(&mut self, read: bool, now_ms: u64) {
+        let (Some(newest_ms), Some(tail)) = (self.assembler.view.last_event_ms, self.tails.last()) else { return };
+        let written = || {
+            let modified = std::fs::metadata(self.run.attempt(tail.attempt).events()).ok()?.modified().ok()?;
+            modified.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis().try_into().ok()
+        };
+        let modified_ms = read.then(written).flatten().unwrap_or(newest_ms);
+        let view = &mut self.assembler.view;
+        view.clock_offset_ms = self.clock.offset_ms(view.clock_offset_ms, newest_ms, modified_ms, read, now_ms);
+        let host = view.attempt().map(|attempt| attempt.started.host.clone()).unwrap_or_default();
+        if let Some(words) = self.clock.words(view.clock_offset_ms, &host) {
+            self.assembler.log(now_ms, Level::Warning, words);
+        }
     }
 
     fn reset(&mut self) {
@@ -151,6 +172,7 @@ impl RunReader {
         self.assembler.view.directory = self.run.root().to_owned();
         self.tails.clear();
         self.newest_record = None;
+        self.clock = WorkerClock::default();
         self.outcome_stamp = None;
         self.outcome = None;
         self.checkpoints_stamp = (None, 0);

@@ -50,7 +50,12 @@ impl RunView {
     /// Milliseconds since the newest event, or since the newest attempt's start; `None` before the first attempt.
     pub fn age_ms(&self, now_ms: u64) -> Option<u64> {
         let newest = self.last_event_ms.max(self.attempt().map(|attempt| attempt.started_ms));
-        newest.map(|newest| now_ms.saturating_sub(newest))
+        newest.map(|newest| self.since_ms(newest, now_ms))
+    }
+
+    /// Milliseconds since a moment by the worker's clock; `now_ms` is by this machine's.
+    pub fn since_ms(&self, time_ms: u64, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(time_ms.saturating_add_signed(self.clock_offset_ms))
     }
 
     /// Median wall time of the newest steps of any attempt, each but for its first: what a run whose newest attempt has not
@@ -93,7 +98,8 @@ impl RunView {
         (measured().count() > 0).then(|| SaveCost {
             blocked_ms: mean(|save| save.blocked_ms),
             durable_ms: mean(|save| save.ms),
-            share: if own > 0.0 { own / spent_ms } else { f64::NAN },
+            // A clock that was set meanwhile tells no share.
+            share: if own > 0.0 && own <= spent_ms { own / spent_ms } else { f64::NAN },
         })
     }
 

@@ -27,6 +27,8 @@ pub struct RunView {
     pub last_step: Option<StepEvent>,
     /// Unix ms of the newest event of any kind.
     pub last_event_ms: Option<u64>,
+    /// What is to be added to the worker's times to have them by the clock of this machine, ms.
+    pub clock_offset_ms: i64,
     /// Lines inside the log (not its torn tail) that were no valid events.
     pub bad_lines: u64,
     /// Written by the program at its end.
@@ -59,6 +61,7 @@ impl Clone for RunView {
             phase,
             last_step,
             last_event_ms,
+            clock_offset_ms,
             bad_lines,
             outcome,
             liveness,
@@ -76,6 +79,7 @@ impl Clone for RunView {
         self.phase = *phase;
         self.last_step.clone_from(last_step);
         self.last_event_ms = *last_event_ms;
+        self.clock_offset_ms = *clock_offset_ms;
         self.bad_lines = *bad_lines;
         self.outcome.clone_from(outcome);
         self.liveness = *liveness;

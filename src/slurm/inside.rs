@@ -7,9 +7,9 @@ use super::parse::{JobDetails, JobState};
 use super::scheduler::{Scheduler, Slurm};
 use super::script::{BATCH_SCRIPT_VARIABLE, IDLE_ATTEMPTS_VARIABLE, SIGNAL_LEAD_VARIABLE};
 use crate::Result;
-use crate::runlog::JobIdentity;
+use crate::runlog::{JobId, JobIdentity};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const MAX_IDLE_ATTEMPTS: u32 = 10;
 /// The warning before the time limit may come this much earlier than asked.
@@ -25,6 +25,8 @@ pub struct InsideJob {
     pub batch_script: Option<std::path::PathBuf>,
     scheduler: Arc<dyn Scheduler>,
     kill_wait: Duration,
+    /// When this process began, soon after the job did.
+    began: Instant,
     /// How long before the time limit the script asked to be warned.
     lead: Duration,
 }
@@ -78,16 +80,23 @@ impl InsideJob {
     /// The same with anybody's variables and scheduler.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>, scheduler: Arc<dyn Scheduler>) -> Option<Self> {
         let number = |name: &str| variable(name).and_then(|text| text.parse::<u64>().ok());
-        let id = number("SLURM_JOB_ID")?;
+        // An array's task has a number of its own too, but that of one of them is the array's.
+        let task = number("SLURM_ARRAY_TASK_ID").and_then(|task| task.try_into().ok());
+        let id = match (number("SLURM_ARRAY_JOB_ID"), task) {
+            (Some(array), Some(task)) => JobId::task(array, task),
+            _ => JobId::from(number("SLURM_JOB_ID")?),
+        };
         let restart = number("SLURM_RESTART_COUNT").and_then(|count| count.try_into().ok()).unwrap_or(0);
         let lead = number(SIGNAL_LEAD_VARIABLE);
-        let max_idle_attempts = number(IDLE_ATTEMPTS_VARIABLE).and_then(|count| count.try_into().ok());
+        let most = number(IDLE_ATTEMPTS_VARIABLE).and_then(|count| count.try_into().ok()).unwrap_or(MAX_IDLE_ATTEMPTS);
+        let node = variable("SLURMD_NODENAME").unwrap_or_default();
         Some(Self {
-            identity: JobIdentity { id, restart, node: variable("SLURMD_NODENAME").unwrap_or_default() },
+            identity: JobIdentity { id, restart, node, max_idle_attempts: lead.map(|_| most) },
             managed: lead.is_some(),
-            max_idle_attempts: max_idle_attempts.unwrap_or(MAX_IDLE_ATTEMPTS),
+            max_idle_attempts: most,
             batch_script: variable(BATCH_SCRIPT_VARIABLE).map(Into::into),
             kill_wait: scheduler.kill_wait(),
+            began: Instant::now(),
             lead: Duration::from_secs(lead.unwrap_or(0)),
             scheduler,
         })
@@ -123,7 +132,7 @@ impl InsideJob {
                 warned(Cause::Preempted, Duration::from_secs(grace).saturating_sub(since))
             }
             (JobState::Running | JobState::Suspended | JobState::Configuring, None, end_s) => {
-                let left = end_s.map(|end_s| Duration::from_secs(end_s.saturating_sub(now_s())));
+                let left = self.time_left(details.start_s, end_s);
                 let near = left.is_some_and(|left| left <= self.lead + EARLY);
                 match (signal, left) {
                     ("SIGUSR2", Some(left)) if near && self.managed => warned(Cause::TimeLimit, left),
@@ -135,6 +144,15 @@ impl InsideJob {
             }
             _ => ended(Cause::Cancelled, false, false),
         }
+    }
+
+    /// Until the job's end: by this node's clock, which may not be the controller's, and no more than the job's whole time
+    /// without that of this process, which no clock is needed for. A node that is minutes slow would take the warning
+    /// before the limit for somebody's signal, and leave for good.
+    fn time_left(&self, start_s: Option<u64>, end_s: Option<u64>) -> Option<Duration> {
+        let by_clock = Duration::from_secs(end_s?.saturating_sub(now_s()));
+        let whole = start_s.and_then(|start_s| end_s?.checked_sub(start_s)).map(Duration::from_secs);
+        Some(whole.map_or(by_clock, |whole| by_clock.min(whole.saturating_sub(self.began.elapsed()))))
     }
 
     /// Puts this job back into the queue. Slurm ends this process soon afterwards.
@@ -184,9 +202,27 @@ mod tests {
         let commands = Arc::new(RecordedCommands::default());
         assert!(job(&commands, &[("PATH", "/bin")]).is_none());
         let own = job(&commands, &[("SLURM_JOB_ID", "7"), ("SLURMD_NODENAME", "gpu1")]).unwrap();
-        assert_eq!(own.identity, JobIdentity { id: 7, restart: 0, node: "gpu1".to_owned() });
+        assert_eq!(
+            own.identity,
+            JobIdentity { id: JobId::from(7), restart: 0, node: "gpu1".to_owned(), max_idle_attempts: None }
+        );
         assert!(!own.managed, "an allocation that somebody made by hand is not requeued");
         assert_eq!((own.kill_wait, own.max_idle_attempts), (KILL_WAIT, 10));
+    }
+
+    #[test]
+    fn a_task_of_an_array_is_meant_and_not_the_array() {
+        let commands = Arc::new(RecordedCommands::default());
+        let variables = [("SLURM_JOB_ID", "7"), ("SLURM_ARRAY_JOB_ID", "7"), ("SLURM_ARRAY_TASK_ID", "4")];
+        let job = job(&commands, &variables).unwrap();
+        assert_eq!(job.identity.id, JobId::task(7, 4));
+        let answer = "JobId=9 ArrayJobId=7 ArrayTaskId=4 JobName=x JobState=RUNNING Reason=None Restarts=0\n";
+        commands.print("scontrol -o show job 7_4", answer);
+        ["scontrol requeue 7_4", "scancel 7_4"].iter().for_each(|line| commands.print(line, ""));
+        assert_eq!(job.notice("SIGTERM", Duration::ZERO).cause, Cause::Asked);
+        job.requeue().and(job.cancel()).unwrap();
+        let calls = commands.calls();
+        assert_eq!(calls[1..], ["scontrol -o show job 7_4", "scontrol requeue 7_4", "scancel 7_4"]);
     }
 
     #[test]
@@ -221,6 +257,12 @@ mod tests {
         let asked = Notice { cause: Cause::Asked, left: None, requeued: false, requeue: false };
         assert_eq!(notice("SIGUSR2", &far), asked);
         assert_eq!(notice("SIGTERM", &near), asked, "no warning comes as SIGTERM");
+        // The node's clock is an hour slow; the job may take 210 s in all.
+        let (start_s, end_s) = (now_s() + 3600, now_s() + 3810);
+        let slow =
+            format!("JobState=RUNNING Reason=None Restarts=1 StartTime={start_s} EndTime={end_s} PreemptTime=None");
+        let seen = notice("SIGUSR2", &slow);
+        assert!(seen.cause == Cause::TimeLimit && seen.requeue && seen.left <= left(210), "{seen:?}");
         let seen = notice("SIGTERM", "JobState=COMPLETING Reason=TimeLimit Restarts=1");
         assert_eq!(seen, Notice { cause: Cause::TimeLimit, left: left(28), requeued: false, requeue: true });
     }

@@ -3,8 +3,8 @@
 //! A job is found in the queue by its comment, which names the run's folder. Its name is the same for every job of a run
 //! and for no other run, so that `--dependency=singleton` keeps two of them apart.
 
-use super::parse::JobId;
 use crate::files::{LineFile, create_folder, io_error};
+use crate::runlog::JobId;
 use crate::runlog::RunDir;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -75,8 +75,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let run = RunDir::new(folder.path().join("m 1"));
         assert_eq!(submitted_jobs(&run), Ok(vec![]));
-        let record = |job| JobRecord {
-            job,
+        let record = |job: u64| JobRecord {
+            job: job.into(),
             time_ms: 5,
             by: "test".to_owned(),
             script: "job-0001.sh".to_owned(),
@@ -86,7 +86,10 @@ mod tests {
         let mut torn = std::fs::OpenOptions::new().append(true).open(run.submitted_jobs()).unwrap();
         std::io::Write::write_all(&mut torn, b"{\"job\":8\n").unwrap();
         record_job(&run, &record(9)).unwrap();
-        assert_eq!(submitted_jobs(&run).unwrap().iter().map(|record| record.job).collect::<Vec<_>>(), [7, 9]);
+        assert_eq!(
+            submitted_jobs(&run).unwrap().iter().map(|record| record.job).collect::<Vec<_>>(),
+            [7, 9].map(JobId::from)
+        );
         let name = job_name(&run, "a demo");
         assert!(name.starts_with("lbva-a_demo-m_1-") && name.len() == "lbva-a_demo-m_1-".len() + 6, "{name}");
         assert_ne!(name, job_name(&RunDir::new(folder.path().join("other/m 1")), "a demo"));

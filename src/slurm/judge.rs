@@ -3,7 +3,7 @@
 
 use super::parse::JobState;
 use super::watch::JobView;
-use crate::runlog::{RunState, RunView};
+use crate::runlog::{MOST_CRASHES, RunState, RunView, Tries};
 use crate::words::{duration, thousands};
 
 /// State and reason of a run at `now_ms` (Unix time), with its job if it has one.
@@ -14,7 +14,8 @@ pub fn judge(view: &RunView, now_ms: u64, job: Option<&JobView>) -> (RunState, S
     let is_its_attempt = started.is_some_and(|started| started.id == job.id);
     match &job.state {
         JobState::Pending | JobState::Requeued | JobState::Configuring if state != RunState::Finished => {
-            let again = if job.restarts > 0 { format!(", restart {}", job.restarts) } else { String::new() };
+            let again = restart_words(view, job);
+            let again = if again.is_empty() { again } else { format!(", {again}") };
             (RunState::Queued, format!("job {}{again}: {}{}", job.id, job.words, start_words(job, now_ms)))
         }
         JobState::Suspended => (RunState::Stalled, format!("job {} is suspended by Slurm on {}", job.id, job.nodes)),
@@ -45,9 +46,16 @@ fn over(view: &RunView, state: RunState, reason: String, job: &JobView, is_its_a
     }
     let said = format!("job {} {}", job.id, job.words);
     if !is_its_attempt {
-        let hint = "no attempt of it is here; does its node see this folder? Its output is in slurm/";
-        let state = if job.state == JobState::Cancelled { RunState::Stopped } else { RunState::Failed };
-        return (state, format!("{said}; {hint}"));
+        return match job.state {
+            JobState::Cancelled => (RunState::Stopped, said),
+            JobState::OutOfMemory | JobState::NodeFail => {
+                (RunState::Failed, format!("{said}; it had opened no attempt"))
+            }
+            _ => {
+                let hint = "no attempt of it is here; does its node see this folder? Its output is in slurm/";
+                (RunState::Failed, format!("{said}; {hint}"))
+            }
+        };
     }
     let step = thousands(view.steps_done());
     let own_word = view.outcome.is_some() || view.attempt().is_some_and(|attempt| attempt.ended.is_some());
@@ -85,24 +93,35 @@ fn lost(view: &RunView) -> String {
     }
 }
 
-/// A line about the job itself: `job 12 on gpu1, 1 h 02 m of 4 h 00 m, restart 2`.
-impl std::fmt::Display for JobView {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "job {} {}", self.id, self.state)?;
-        if !self.nodes.is_empty() && self.state == JobState::Running {
-            write!(f, " on {}", self.nodes)?;
-        }
-        if self.used_s > 0 {
-            write!(f, ", {}", duration(self.used_s * 1000))?;
-            if let Some(limit_s) = self.limit_s {
-                write!(f, " of {}", duration(limit_s * 1000))?;
-            }
-        }
-        if self.restarts > 0 {
-            write!(f, ", restart {}", self.restarts)?;
-        }
-        Ok(())
+/// A line about the job itself: `job 12 RUNNING on gpu1, 1 h 02 m of 4 h 00 m, restart 2 (in vain 0 of 10)`.
+pub fn job_words(view: &RunView, job: &JobView) -> String {
+    let on = if job.nodes.is_empty() || job.state != JobState::Running { "" } else { " on " };
+    let nodes = if on.is_empty() { "" } else { job.nodes.as_str() };
+    let facts = [format!("job {} {}{on}{nodes}", job.id, job.state), used_words(job), restart_words(view, job)];
+    facts.into_iter().filter(|fact| !fact.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+/// `1 h 02 m of 4 h 00 m`; empty before it has run.
+pub fn used_words(job: &JobView) -> String {
+    let limit = job.limit_s.map(|limit_s| format!(" of {}", duration(limit_s * 1000))).unwrap_or_default();
+    if job.used_s > 0 { format!("{}{limit}", duration(job.used_s * 1000)) } else { String::new() }
+}
+
+/// How often it was started again, and how much of what the program allows itself was used, since Slurm knows no limit:
+/// `restart 2 (in vain 0 of 10)`; empty before the first time.
+pub fn restart_words(view: &RunView, job: &JobView) -> String {
+    if job.restarts == 0 {
+        return String::new();
     }
+    let started = view.attempt().and_then(|attempt| attempt.started.job.as_ref());
+    let allowed = started.filter(|started| started.id == job.id).and_then(|started| started.max_idle_attempts);
+    let Tries { idle, crashes } = view.tries_before(job.id, job.restarts);
+    let mut used: Vec<String> = allowed.map(|allowed| format!("in vain {idle} of {allowed}")).into_iter().collect();
+    if crashes > 0 {
+        used.push(format!("crashes {crashes} of {MOST_CRASHES}"));
+    }
+    let used = if used.is_empty() { String::new() } else { format!(" ({})", used.join(", ")) };
+    format!("restart {}{used}", job.restarts)
 }
 
 #[cfg(test)]
@@ -126,7 +145,7 @@ mod tests {
             parameters: 1,
             device: "cuda:0".to_owned(),
             threads: 8,
-            job: Some(JobIdentity { id: 7, restart, node: "gpu1".to_owned() }),
+            job: Some(JobIdentity { id: 7.into(), restart, node: "gpu1".to_owned(), max_idle_attempts: Some(10) }),
         };
         let save = SaveView { step: 300, bytes: 1, ms: 1.0, blocked_ms: 1.0, attempt: 1, time_ms: 0 };
         RunView {
@@ -139,7 +158,7 @@ mod tests {
 
     fn job(state: &str, words: &str, restarts: u32) -> JobView {
         JobView {
-            id: 7,
+            id: 7.into(),
             state: JobState::parse(state),
             words: words.to_owned(),
             restarts,
@@ -158,7 +177,7 @@ mod tests {
     fn a_job_that_waits_is_queued_with_its_reason() {
         let mut waiting = job("PENDING", "jobs of higher priority go first (Priority)", 2);
         waiting.start_s = Some(NOW_MS / 1000 + 7800);
-        let wanted = "job 7, restart 2: jobs of higher priority go first (Priority); start expected in 2 h 10 m";
+        let wanted = "job 7, restart 2 (in vain 0 of 10): jobs of higher priority go first (Priority); start expected in 2 h 10 m";
         assert_eq!(judged(&silent(1), &waiting), (RunState::Queued, wanted.to_owned()));
         assert_eq!(judged(&RunView::default(), &waiting).0, RunState::Queued);
     }
@@ -172,9 +191,41 @@ mod tests {
         before.outcome =
             Some(OutcomeView { outcome: Outcome::Stopped, reason: "preempted".to_owned(), exit_code: 75, step: 400 });
         assert_eq!(judged(&before, &running).0, RunState::Starting, "the outcome is of the start before");
-        before.attempts[0].started.job = Some(JobIdentity { id: 7, restart: 1, node: String::new() });
+        before.attempts[0].started.job =
+            Some(JobIdentity { id: 7.into(), restart: 1, node: String::new(), max_idle_attempts: None });
         assert_eq!(judged(&before, &running).0, RunState::Preempted, "the outcome is its own; the job is about to end");
-        assert_eq!(running.to_string(), "job 7 RUNNING on gpu1, 1 h 02 m of 4 h 00 m, restart 1");
+        assert_eq!(job_words(&before, &running), "job 7 RUNNING on gpu1, 1 h 02 m of 4 h 00 m, restart 1");
+    }
+
+    #[test]
+    fn restarts_are_told_with_what_is_allowed() {
+        let attempts = |starts: &[(u64, bool)]| {
+            let mut view = silent(0);
+            let attempt = view.attempts.remove(0);
+            for (restart, &(start_step, crashed)) in (0..).zip(starts) {
+                let mut attempt = attempt.clone();
+                attempt.started.start_step = start_step;
+                attempt.started.job.iter_mut().for_each(|job| job.restart = restart);
+                let outcome = if crashed { Outcome::Failed } else { Outcome::Stopped };
+                attempt.ended = Some((outcome, "over".to_owned()));
+                view.attempts.push(attempt);
+            }
+            view
+        };
+        let words = |view: &RunView, job: &JobView| restart_words(view, job);
+        assert_eq!(words(&silent(0), &job("RUNNING", "", 0)), "");
+        // Three were ended in vain, and a fourth waits.
+        let mut view = attempts(&[(0, false), (300, false), (300, false), (300, false)]);
+        assert_eq!(words(&view, &job("PENDING", "", 4)), "restart 4 (in vain 3 of 10)");
+        // The fourth is at work.
+        view.attempts.last_mut().unwrap().ended = None;
+        assert_eq!(words(&view, &job("RUNNING", "", 3)), "restart 3 (in vain 2 of 10)");
+        // It has saved.
+        view.last_save = view.last_save.map(|save| SaveView { step: 400, ..save });
+        view.attempts.last_mut().unwrap().ended = Some((Outcome::Stopped, "preempted".to_owned()));
+        assert_eq!(words(&view, &job("PENDING", "", 4)), "restart 4 (in vain 0 of 10)");
+        let crashed = attempts(&[(0, false), (300, true)]);
+        assert_eq!(words(&crashed, &job("PENDING", "", 2)), "restart 2 (in vain 1 of 10, crashes 1 of 2)");
     }
 
     #[test]

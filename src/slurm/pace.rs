@@ -48,14 +48,25 @@ impl Pace {
         if !self.alive && !self.asked {
             return None;
         }
+        Some((last + self.interval(now)).saturating_duration_since(now))
+    }
+
+    /// How old an answer may be that somebody else was given, to serve as this look.
+    pub fn tolerance(&self, now: Instant) -> Duration {
+        match self.last {
+            Some(_) if !self.asked => self.interval(now) * 3 / 4,
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn interval(&self, now: Instant) -> Duration {
         let young = self.young_until.is_some_and(|until| now < until);
-        let interval = match self.errors {
+        match self.errors {
             0 if self.asked => CLOSEST,
             0 if young => YOUNG,
             0 => self.steady,
             errors => (self.steady * 2u32.saturating_pow(errors)).min(LONGEST),
-        };
-        Some((last + interval).saturating_duration_since(now))
+        }
     }
 
     /// A look that worked; `alive` says whether a job of ours is not over yet.

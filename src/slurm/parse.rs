@@ -1,21 +1,21 @@
 //! Slurm's fixed text formats -> values. `--json` is not used: in 22.05 it reports success for every failed job, and its
 //! layout changes with the version.
 
+use crate::runlog::JobId;
 use crate::{Error, Exit, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A job's number.
-pub type JobId = u64;
-
 /// Fields of one line of [`QUEUE_FORMAT`], the last two free text.
 const QUEUE_FIELDS: usize = 15;
 /// `squeue -O`: the two fields of free text last, since a name may hold the separator.
-pub(super) const QUEUE_FORMAT: &str = "JobID:|,State:|,Reason:|,RestartCnt:|,SubmitTime:|,StartTime:|,EndTime:|,\
+pub(super) const QUEUE_FORMAT: &str = "JobArrayID:|,State:|,Reason:|,RestartCnt:|,SubmitTime:|,StartTime:|,EndTime:|,\
     TimeLimit:|,TimeUsed:|,Partition:|,QOS:|,tres-alloc:|,NodeList:|,Name:|,Comment:|";
 /// `sacct -o`.
-pub(super) const ACCOUNT_FORMAT: &str = "JobIDRaw,State,ExitCode,DerivedExitCode,Submit,Start,End,ElapsedRaw,NodeList";
+pub(super) const ACCOUNT_FORMAT: &str = "JobID,State,ExitCode,DerivedExitCode,Submit,Start,End,ElapsedRaw,NodeList";
 const ACCOUNT_FIELDS: usize = 9;
+/// The exit code that Slurm gives a step which the kernel killed for memory, as accounting writes it.
+const OUT_OF_MEMORY_CODE: &str = "0:125";
 
 /// What Slurm calls the state of a job. A word that is not known stays a word, and is never a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,6 +176,7 @@ pub struct JobDetails {
     pub reason: String,
     pub restarts: u32,
     pub requeue: bool,
+    pub start_s: Option<u64>,
     pub end_s: Option<u64>,
     /// It was told to make room.
     pub preempt_s: Option<u64>,
@@ -195,7 +196,7 @@ pub(super) fn details(text: &str) -> Result<JobDetails> {
         text.split_once(&key).and_then(|(_, rest)| rest.split_whitespace().next()).unwrap_or_default().to_owned()
     };
     let id = text.trim().strip_prefix("JobId=").and_then(|rest| rest.split_whitespace().next());
-    let id = id.and_then(|id| id.parse().ok());
+    let id = id.and_then(|id| id.parse().ok()).map(|id| array_task(text).unwrap_or(id));
     let state = text.split_once(" JobState=").and_then(|(_, rest)| rest.split_whitespace().next());
     let (Some(id), Some(state)) = (id, state) else {
         return Err(Error::new(Exit::Unavailable, "slurm_format", "scontrol show job names no JobId and JobState")
@@ -207,11 +208,19 @@ pub(super) fn details(text: &str) -> Result<JobDetails> {
         reason: find("Reason"),
         restarts: find("Restarts").parse().unwrap_or(0),
         requeue: find("Requeue") == "1",
+        start_s: time(&find("StartTime")),
         end_s: time(&find("EndTime")),
         preempt_s: time(&find("PreemptTime")),
         exit_code: find("ExitCode"),
         derived_exit_code: find("DerivedExitCode"),
     })
+}
+
+/// `JobId=125 ArrayJobId=123 ArrayTaskId=4 JobName=...`: of an array's task, the number that commands take.
+fn array_task(text: &str) -> Option<JobId> {
+    let mut words = text.split_whitespace().skip(1);
+    let array = words.next()?.strip_prefix("ArrayJobId=")?.parse().ok()?;
+    Some(JobId::task(array, words.next()?.strip_prefix("ArrayTaskId=")?.parse().ok()?))
 }
 
 /// One attempt of a job as accounting has it. Times are Unix seconds.
@@ -240,7 +249,11 @@ pub(super) fn accounts(text: &str) -> Result<Vec<AccountedJob>> {
         let Ok(id) = id.parse() else { continue };
         rows.push(AccountedJob {
             id,
-            state: JobState::parse(state),
+            // srun ends with 1 when the kernel killed its step for memory, and the job with srun: only this field tells.
+            state: match JobState::parse(state) {
+                JobState::Failed if derived == OUT_OF_MEMORY_CODE => JobState::OutOfMemory,
+                state => state,
+            },
             cancelled_by: state.strip_prefix("CANCELLED by ").and_then(|user| user.trim().parse().ok()),
             exit_code: exit_code.to_owned(),
             derived_exit_code: derived.to_owned(),
@@ -328,7 +341,10 @@ mod tests {
         let text = "JobId=1 JobName=a Reason=b JobState=x UserId=root(0) QOS=normal JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=3 ExitCode=0:0 DerivedExitCode=7:0 EndTime=1796028601 PreemptTime=None SuspendTime=None";
         // A name that holds a whole key spoils only that key.
         let found = details(&text.replace(" JobState=x", "")).unwrap();
-        assert_eq!((found.id, found.state, found.reason.as_str(), found.restarts), (1, JobState::Running, "None", 3));
+        assert_eq!(
+            (found.id, found.state, found.reason.as_str(), found.restarts),
+            (1.into(), JobState::Running, "None", 3)
+        );
         assert_eq!((found.end_s, found.preempt_s, found.requeue), (Some(1_796_028_601), None, true));
         assert_eq!((found.exit_code.as_str(), found.derived_exit_code.as_str()), ("0:0", "7:0"));
         assert_eq!(details("no job").expect_err("no job").code, "slurm_format");
@@ -343,6 +359,9 @@ mod tests {
         assert_eq!(states, ["PREEMPTED", "CANCELLED", "OUT_OF_ME"]);
         assert_eq!((rows[1].cancelled_by, rows[1].end_s, rows[0].elapsed_s), (Some(1000), None, 10));
         assert!(!rows[2].state.is_over(), "a word that is not known is no end");
+        // As a real one came: the step OUT_OF_MEMORY, srun's 1 for the job.
+        let rows = accounts("895|FAILED|1:0|0:125|1|2|3|20|gpu1\n896|FAILED|1:0|1:0|1|2|3|20|gpu1\n").unwrap();
+        assert_eq!((&rows[0].state, &rows[1].state), (&JobState::OutOfMemory, &JobState::Failed));
         assert_eq!(accounts("7|X").expect_err("too short").code, "slurm_format");
     }
 
@@ -350,8 +369,8 @@ mod tests {
     fn times_spans_and_job_numbers() {
         assert_eq!(["1-02:03:04", "2:00", "INVALID", "UNLIMITED"].map(span), [Some(93_784), Some(120), None, None]);
         assert_eq!(["5", "0", "N/A", "Unknown"].map(time), [Some(5), None, None, None]);
-        assert_eq!(submitted("12\n"), Ok(12));
-        assert_eq!(submitted("a note of the site\n12;cluster\n"), Ok(12));
+        assert_eq!(submitted("12\n"), Ok(12.into()));
+        assert_eq!(submitted("a note of the site\n12;cluster\n"), Ok(12.into()));
         assert!(submitted("ok").expect_err("none").hint.contains("before you submit again"));
         assert_eq!(setting("A = 1\nKillWait                = 30 sec\n", "KillWait"), Some("30 sec"));
     }

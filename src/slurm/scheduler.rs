@@ -1,7 +1,9 @@
 //! What the program asks of a scheduler, and Slurm's answers to it.
 
 use super::command::{Answer, Call, Commands, SystemCommands};
-use super::parse::{self, ACCOUNT_FORMAT, AccountedJob, JobDetails, JobId, QUEUE_FORMAT, QueuedJob};
+use super::parse::{self, ACCOUNT_FORMAT, AccountedJob, JobDetails, QUEUE_FORMAT, QueuedJob};
+use super::shared::SharedQueue;
+use crate::runlog::JobId;
 use crate::{Error, Exit, Result};
 use std::fmt;
 use std::path::Path;
@@ -26,8 +28,10 @@ pub trait Scheduler: fmt::Debug + Send + Sync {
     fn queue(&self) -> Result<Vec<QueuedJob>>;
     /// What is known of one job that the controller still remembers.
     fn show(&self, job: JobId) -> Result<JobDetails>;
-    /// All attempts of one job, oldest first; empty if accounting does not know it.
-    fn account(&self, job: JobId) -> Result<Vec<AccountedJob>>;
+    /// The same, or what another program of this user was told at most `age` ago; and how old it is.
+    fn recent_queue(&self, age: Duration) -> Result<(Vec<QueuedJob>, Duration)>;
+    /// All attempts of these jobs, of each oldest first; none of a job that accounting does not know. One call for all.
+    fn account(&self, jobs: &[JobId]) -> Result<Vec<AccountedJob>>;
     /// Rows of all attempts in a partition, of all users where the site shows them; see [`crate::plan::from_rows`]. One
     /// heavy call.
     fn history(&self, partition: &str, days: u32) -> Result<String>;
@@ -58,17 +62,29 @@ pub enum Act {
 #[derive(Clone, Debug)]
 pub struct Slurm {
     commands: Arc<dyn Commands>,
+    shared: Option<SharedQueue>,
 }
 
 impl Default for Slurm {
     fn default() -> Self {
-        Self::new(Arc::new(SystemCommands))
+        Self { shared: SharedQueue::of_user(), ..Self::new(Arc::new(SystemCommands)) }
     }
 }
 
 impl Slurm {
     pub fn new(commands: Arc<dyn Commands>) -> Self {
-        Self { commands }
+        Self { commands, shared: None }
+    }
+
+    /// Its answers are shared with other programs.
+    #[cfg(test)]
+    pub(super) fn sharing(self, shared: SharedQueue) -> Self {
+        Self { shared: Some(shared), ..self }
+    }
+
+    /// What was told of the queue is no longer so.
+    fn forget_queue(&self) {
+        self.shared.iter().for_each(SharedQueue::forget);
     }
 
     /// Runs a command that must succeed.
@@ -91,7 +107,9 @@ impl Slurm {
     }
 
     fn perform(&self, act: Act, job: JobId) -> Result<()> {
-        self.ask(&Self::act(act, job)).map(drop)
+        let done = self.ask(&Self::act(act, job)).map(drop);
+        self.forget_queue();
+        done
     }
 }
 
@@ -110,11 +128,23 @@ fn refusal(call: &Call, stderr: &str, code: i32) -> Error {
 impl Scheduler for Slurm {
     fn submit(&self, script: &Path) -> Result<JobId> {
         let script = script.to_string_lossy();
-        parse::submitted(&self.ask(&Call::new("sbatch", &["--parsable", &script], SUBMIT_S))?)
+        let answer = self.ask(&Call::new("sbatch", &["--parsable", &script], SUBMIT_S));
+        self.forget_queue();
+        parse::submitted(&answer?)
     }
 
     fn queue(&self) -> Result<Vec<QueuedJob>> {
-        parse::queue(&self.ask(&Call::new("squeue", &["--me", "-h", "-t", "all", "-O", QUEUE_FORMAT], QUERY_S))?)
+        let text = self.ask(&Call::new("squeue", &["--me", "-h", "-t", "all", "-O", QUEUE_FORMAT], QUERY_S))?;
+        let queue = parse::queue(&text)?;
+        self.shared.iter().for_each(|shared| shared.keep(&text));
+        Ok(queue)
+    }
+
+    fn recent_queue(&self, age: Duration) -> Result<(Vec<QueuedJob>, Duration)> {
+        let kept = self.shared.as_ref().and_then(|shared| shared.at_most(age));
+        // What does not parse was written by another version.
+        let kept = kept.and_then(|(text, age)| Some((parse::queue(&text).ok()?, age)));
+        kept.map_or_else(|| Ok((self.queue()?, Duration::ZERO)), Ok)
     }
 
     fn show(&self, job: JobId) -> Result<JobDetails> {
@@ -122,9 +152,9 @@ impl Scheduler for Slurm {
         parse::details(&self.ask(&call)?)
     }
 
-    fn account(&self, job: JobId) -> Result<Vec<AccountedJob>> {
-        let job = job.to_string();
-        let call = Call::new("sacct", &["-n", "-P", "-D", "-X", "-j", &job, "-o", ACCOUNT_FORMAT], QUERY_S);
+    fn account(&self, jobs: &[JobId]) -> Result<Vec<AccountedJob>> {
+        let jobs = jobs.iter().map(JobId::to_string).collect::<Vec<_>>().join(",");
+        let call = Call::new("sacct", &["-n", "-P", "-D", "-X", "-j", &jobs, "-o", ACCOUNT_FORMAT], QUERY_S);
         parse::accounts(&self.ask(&call)?)
     }
 
@@ -179,10 +209,20 @@ mod tests {
         let error = slurm.submit(Path::new("job.sh")).expect_err("refused");
         assert_eq!((error.exit, error.code), (Exit::Refused, "slurm_refused"));
         assert!(error.to_string().contains("invalid partition specified: nix"), "{error}");
+        for words in [
+            "Batch job submission failed: Invalid account or account/partition combination specified",
+            "Batch job submission failed: Invalid qos specification",
+            "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+        ] {
+            commands.refuse("sbatch", &format!("sbatch: error: {words}\n"));
+            let error = slurm.submit(Path::new("job.sh")).expect_err("refused");
+            assert!(error.code == "slurm_refused" && error.to_string().contains(words), "{error}");
+        }
         commands.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)");
         assert_eq!(slurm.queue().expect_err("down").exit, Exit::Unavailable);
         commands.refuse("scontrol", "slurm_load_jobs error: Invalid job id specified");
-        let error = slurm.show(7).expect_err("purged");
+        let error = slurm.show(7.into()).expect_err("purged");
         assert!(error.to_string().contains("Invalid job id specified (scontrol -o show job 7)"), "{error}");
     }
 
@@ -195,10 +235,11 @@ mod tests {
             (Act::Requeue, "scontrol requeue 7"),
             (Act::Release, "scontrol release 7"),
         ] {
-            assert_eq!(slurm.command(act, 7), line);
+            assert_eq!(slurm.command(act, 7.into()), line);
             commands.print(line, "");
         }
-        slurm.cancel(7).and(slurm.signal(7)).and(slurm.requeue(7)).and(slurm.release(7)).unwrap();
+        let job = JobId::from(7);
+        slurm.cancel(job).and(slurm.signal(job)).and(slurm.requeue(job)).and(slurm.release(job)).unwrap();
         assert_eq!(
             commands.calls(),
             ["scancel 7", "scancel --signal=USR2 7", "scontrol requeue 7", "scontrol release 7"]

@@ -1,12 +1,14 @@
 //! The jobs of the runs that are watched: one look at the queue for all of them, and accounting for what has left it.
 
 use super::jobs::{comment_of, submitted_jobs};
-use super::parse::{AccountedJob, JobId, JobState, QueuedJob};
+use super::parse::{AccountedJob, JobState, QueuedJob};
 use super::scheduler::Scheduler;
 use super::words::{end_words, reason_words};
 use crate::Result;
+use crate::runlog::JobId;
 use crate::runlog::{RunDir, now_ms};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The newest job of a run, as Slurm last told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +41,8 @@ impl JobView {
     }
 
     /// The last attempt that accounting knows. Of one that was requeued and is gone from the queue no more is known.
-    fn accounted(rows: &[AccountedJob]) -> Option<Self> {
-        let last = rows.last()?;
+    fn accounted(rows: &[&AccountedJob]) -> Option<Self> {
+        let last = *rows.last()?;
         Some(Self {
             id: last.id,
             state: last.state.clone(),
@@ -108,18 +110,32 @@ impl JobWatch {
         recorded.iter().any(|(_, job)| !self.over.contains_key(job))
     }
 
-    /// Asks for all runs at once. A failure keeps what was known, with its age.
-    pub fn look(&mut self, scheduler: &dyn Scheduler, runs: &[RunDir]) -> &Look {
-        match self.ask(scheduler, runs) {
-            Ok(jobs) => self.look = Look { jobs, seen_ms: now_ms(), error: None },
+    /// Asks for all runs at once: the queue, or what another program of this user was told of it at most `age` ago, and
+    /// accounting for what is not there. A failure keeps what was known, with its age.
+    pub fn look(&mut self, scheduler: &dyn Scheduler, runs: &[RunDir], age: Duration) -> &Look {
+        match self.ask(scheduler, runs, age) {
+            Ok((jobs, age)) => {
+                let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+                self.look = Look { jobs, seen_ms: now_ms().saturating_sub(age_ms), error: None };
+            }
             Err(error) => self.look.error = Some(error.what),
         }
         &self.look
     }
 
-    fn ask(&mut self, scheduler: &dyn Scheduler, runs: &[RunDir]) -> Result<BTreeMap<String, JobView>> {
+    fn ask(
+        &mut self,
+        scheduler: &dyn Scheduler,
+        runs: &[RunDir],
+        age: Duration,
+    ) -> Result<(BTreeMap<String, JobView>, Duration)> {
         let recorded = Self::recorded(runs);
-        let queue = scheduler.queue()?;
+        let (queue, age) = scheduler.recent_queue(age)?;
+        let lives = |job: &JobId| queue.iter().any(|queued| queued.id == *job && !queued.state.is_over());
+        let left: Vec<JobId> =
+            recorded.iter().map(|(_, job)| *job).filter(|job| !lives(job) && !self.over.contains_key(job)).collect();
+        // A site may have no accounting: then the run's own word is all there is.
+        let accounts = if left.is_empty() { Vec::new() } else { scheduler.account(&left).unwrap_or_default() };
         let mut jobs = BTreeMap::new();
         for (run, newest) in &recorded {
             let comment = comment_of(run);
@@ -128,21 +144,22 @@ impl JobWatch {
             let queued = own.max_by_key(|job| (!job.state.is_over(), job.id));
             let view = match queued.filter(|job| !job.state.is_over()) {
                 Some(job) => Some(JobView::queued(job, &queue)),
-                None => self.ended(scheduler, *newest, queued),
+                None => self.ended(&accounts, *newest, queued),
             };
             if let Some(view) = view {
                 jobs.insert(run.arm(), view);
             }
         }
-        Ok(jobs)
+        Ok((jobs, age))
     }
 
     /// A job that has left the queue, or is only remembered there: accounting knows how it ended and who cancelled it.
-    fn ended(&mut self, scheduler: &dyn Scheduler, job: JobId, queued: Option<&QueuedJob>) -> Option<JobView> {
+    fn ended(&mut self, accounts: &[AccountedJob], job: JobId, queued: Option<&QueuedJob>) -> Option<JobView> {
         if let Some(over) = self.over.get(&job) {
             return Some(over.clone());
         }
-        let accounted = scheduler.account(job).ok().and_then(|rows| JobView::accounted(&rows));
+        let rows: Vec<&AccountedJob> = accounts.iter().filter(|row| row.id == job).collect();
+        let accounted = JobView::accounted(&rows);
         let words =
             |queued: &QueuedJob| JobView { words: format!("is {}", queued.state), ..JobView::queued(queued, &[]) };
         let over = match (accounted, queued) {
@@ -183,15 +200,18 @@ mod tests {
     #[test]
     fn one_look_serves_all_runs_and_accounting_only_those_that_left() {
         let folder = tempfile::tempdir().unwrap();
-        let runs =
-            [submitted(folder.path(), "a", 7), submitted(folder.path(), "b", 8), RunDir::new(folder.path().join("c"))];
+        let runs = [
+            submitted(folder.path(), "a", 7.into()),
+            submitted(folder.path(), "b", 8.into()),
+            RunDir::new(folder.path().join("c")),
+        ];
         let commands = Arc::new(RecordedCommands::default());
         let slurm = Slurm::new(Arc::clone(&commands) as Arc<dyn super::super::Commands>);
         let line = format!("7|PENDING|Priority|2|5|N/A|N/A|4:00:00|0:00|extra|q|cpu=1||n|{}|\n", comment_of(&runs[0]));
         commands.print("squeue", &line);
         commands.print("sacct", "8|PREEMPTED|0:0|0:0|1|2|3|60|gpu1\n8|OUT_OF_MEMORY|0:125|0:0|1|2|3|60|gpu1\n");
         let mut watch = JobWatch::default();
-        let look = watch.look(&slurm, &runs).clone();
+        let look = watch.look(&slurm, &runs, Duration::ZERO).clone();
         assert_eq!(look.jobs.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(
             (look.jobs["a"].restarts, look.jobs["a"].words.as_str()),
@@ -200,10 +220,10 @@ mod tests {
         assert_eq!((&look.jobs["b"].state, look.jobs["b"].restarts), (&JobState::OutOfMemory, 1));
         // What is over is not asked for again, and an outage keeps what is known.
         commands.print("squeue", &line);
-        assert_eq!(watch.look(&slurm, &runs).jobs, look.jobs);
+        assert_eq!(watch.look(&slurm, &runs, Duration::ZERO).jobs, look.jobs);
         assert_eq!(commands.calls().len(), 3);
         commands.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)");
-        let later = watch.look(&slurm, &runs);
+        let later = watch.look(&slurm, &runs, Duration::ZERO);
         assert_eq!(later.jobs, look.jobs);
         assert!(later.error.as_ref().is_some_and(|error| error.contains("Unable to contact")), "{later:?}");
         assert!(watch.is_alive(&JobWatch::recorded(&runs)));

@@ -4,10 +4,8 @@
 //! one that is ended before it has saved anything. Preemptions and lost nodes are nobody's fault and never count as crashes.
 
 use crate::Exit;
-use crate::runlog::{Outcome, RunView};
+use crate::runlog::{JobId, MOST_CRASHES, RunView, Tries};
 
-/// Crashes in a row at the same step after which a job is not started again.
-pub(super) const MOST_CRASHES: u32 = 2;
 /// Attempts in a row without a new checkpoint that are worth a warning.
 pub(super) const IDLE_WARNING: u32 = 3;
 
@@ -23,20 +21,11 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// `job` is the next attempt's job, `start_step` where it will begin. Attempts of other jobs were started by a person,
-    /// who has seen how the ones before ended.
-    pub fn of(view: &RunView, job: Option<u64>, start_step: u64) -> Self {
-        let of_this_job = view.attempts.iter().rev().take_while(|attempt| {
-            job.is_some()
-                && attempt.started.job.as_ref().map(|job| job.id) == job
-                && attempt.started.start_step == start_step
-        });
-        let crashed = |ended: &Option<(Outcome, String)>| matches!(ended, Some((Outcome::Failed, _)));
-        let idle = of_this_job.clone().count();
-        let crashes = of_this_job.take_while(|attempt| crashed(&attempt.ended)).count();
+    /// `job` is the next attempt's job, `start_step` where it will begin.
+    pub fn of(view: &RunView, job: Option<JobId>, start_step: u64) -> Self {
+        let Tries { idle, crashes } = view.tries(job, start_step);
         let save_ms = view.saves.iter().map(|save| save.ms).filter(|ms| ms.is_finite()).collect();
-        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Self { idle: number(idle), crashes: number(crashes), save_ms }
+        Self { idle, crashes, save_ms }
     }
 
     /// Is the attempt that ends so to be tried again by the scheduler? Broken data, a full disk and a refusal need a person.
@@ -54,7 +43,7 @@ impl Past {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runlog::{AttemptStarted, AttemptView, JobIdentity};
+    use crate::runlog::{AttemptStarted, AttemptView, JobIdentity, Outcome};
 
     /// Attempts of (job, first step, failed).
     fn past(attempts: &[(u64, u64, bool)], job: u64, start_step: u64) -> Past {
@@ -71,14 +60,14 @@ mod tests {
                 parameters: 1,
                 device: "cpu".to_owned(),
                 threads: 1,
-                job: Some(JobIdentity { id: job, restart: 0, node: "gpu1".to_owned() }),
+                job: Some(JobIdentity { id: job.into(), restart: 0, node: "gpu1".to_owned(), max_idle_attempts: None }),
             },
             started_ms: 0,
             first_step_ms: None,
             ended: failed.then(|| (Outcome::Failed, "broken".to_owned())),
         };
         let view = RunView { attempts: attempts.iter().map(attempt).collect(), ..RunView::default() };
-        Past::of(&view, Some(job), start_step)
+        Past::of(&view, Some(job.into()), start_step)
     }
 
     #[test]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A real Slurm on this machine's loopback, for the tests: munge, MariaDB, slurmdbd, slurmctld and one slurmd with eight
-# pretended GPUs. Debian, root; no systemd, no cgroups, no port but on 127.0.0.1.
+# pretended GPUs. Debian, root; no systemd, no port but on 127.0.0.1. Memory is limited where this machine has cgroup v1's
+# controller for it, which needs no systemd.
 #
 #   cluster.sh start    install what is missing, write the configuration, start the daemons; does nothing if they run
 #   cluster.sh stop     cancel the jobs and end the daemons started here
@@ -49,6 +50,12 @@ wait_for() {
   done
 }
 
+# Is a job that takes more memory than it asked for killed here?
+limits_memory() {
+  local group=/sys/fs/cgroup/memory/lbva-tui-$$
+  mkdir "$group" 2>/dev/null && rmdir "$group"
+}
+
 install_packages() {
   local package missing=()
   for package in slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge \
@@ -79,6 +86,12 @@ configure() {
     # A GPU must be a character device: copies of /dev/null. Where none can be made they are only counted.
     [ -c "$here/dev/nvidia$i" ] || mknod -m 666 "$here/dev/nvidia$i" c 1 3 2>/dev/null || devices="Flags=CountOnly Count=8"
   done
+  local tasks=none
+  echo "CgroupAutomount=no" >"$etc/cgroup.conf"
+  if limits_memory; then
+    tasks=cgroup
+    printf '%s\n' CgroupPlugin=cgroup/v1 CgroupMountpoint=/sys/fs/cgroup ConstrainRAMSpace=yes AllowedSwapSpace=0 ConstrainSwapSpace=no >>"$etc/cgroup.conf"
+  fi
   cat >"$etc/slurm.conf" <<CONF
 ClusterName=lbvatest
 SlurmctldHost=$host(127.0.0.1)
@@ -98,13 +111,14 @@ SlurmdPidFile=$run/slurmd.own.pid
 SlurmctldLogFile=$log/slurmctld.log
 SlurmdLogFile=$log/slurmd.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/$tasks
 JobAcctGatherType=jobacct_gather/linux
 MpiDefault=none
 SwitchType=switch/none
 MailProg=/bin/true
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerNode=4000
 GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
@@ -125,13 +139,13 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort=$((port + 1))
 AccountingStoragePass=$here/munge/sock
 AccountingStorageTRES=gres/gpu
+AccountingStorageEnforce=associations,limits,qos
 NodeName=gpu1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 10)) CPUs=112 Boards=1 SocketsPerBoard=2 CoresPerSocket=56 ThreadsPerCore=1 RealMemory=1000000 Gres=gpu:8 State=UNKNOWN
 PartitionName=own Nodes=gpu1 PriorityTier=1000 PriorityJobFactor=1000 PreemptMode=OFF MaxTime=2-0 DefaultTime=60
 PartitionName=extra Nodes=gpu1 PriorityTier=1 PriorityJobFactor=1 PreemptMode=REQUEUE MaxTime=2-0 DefaultTime=60 Default=YES
 PartitionName=grace Nodes=gpu1 PriorityTier=1 PriorityJobFactor=1 PreemptMode=REQUEUE GraceTime=20 MaxTime=2-0 DefaultTime=60
 CONF
   echo "NodeName=gpu1 Name=gpu $devices" >"$etc/gres.conf"
-  echo "CgroupAutomount=no" >"$etc/cgroup.conf"
   (umask 077; cat >"$etc/slurmdbd.conf") <<CONF
 DbdHost=$host
 DbdAddr=127.0.0.1
@@ -181,9 +195,20 @@ start() {
   launch slurmdbd env MYSQL_UNIX_PORT="$here/db/sock" slurmdbd -D
   wait_for 60 slurmdbd timeout 5 sacctmgr -n -P show cluster
   [ -n "$(sacctmgr -n -P show cluster format=cluster)" ] || sacctmgr -i add cluster lbvatest >>"$log/sacctmgr.log" 2>&1
+  # An account for whoever starts this, without which every account and QOS would be taken; and a QOS that takes no job.
+  if [ -z "$(sacctmgr -n -P show qos full format=name)" ]; then
+    {
+      sacctmgr -i add account lab
+      sacctmgr -i add user "$(id -un)" account=lab
+      sacctmgr -i add qos full set maxsubmitjobsperuser=0
+      sacctmgr -i modify user "$(id -un)" set qos+=full
+    } >>"$log/sacctmgr.log" 2>&1 || true
+  fi
   launch slurmctld slurmctld -D -f "$SLURM_CONF"
   wait_for 30 slurmctld sh -c "scontrol ping | grep -q 'is UP'"
   launch slurmd slurmd -D -f "$SLURM_CONF" -N gpu1
+  # As a test that was killed may have left it.
+  ! sinfo -h -t down,drain -o %t | grep -q . || scontrol update nodename=gpu1 state=resume || true
   wait_for 60 slurmd sh -c "sinfo -h -o %t | grep -Eq '^(idle|mix|alloc|comp)$'"
   say "Slurm $(sinfo -V | cut -d' ' -f2) is up after $((SECONDS - began)) s"
 }
@@ -200,6 +225,9 @@ case "${1:-}" in
   start) start ;;
   stop) stop ;;
   pause) halt slurmctld ;;
-  env) printf 'export SLURM_CONF=%q LBVA_TUI_TEST_SLURM=%q\n' "$SLURM_CONF" "$(realpath "$0")" ;;
+  env)
+    printf 'export SLURM_CONF=%q LBVA_TUI_TEST_SLURM=%q\n' "$SLURM_CONF" "$(realpath "$0")"
+    grep -q ConstrainRAMSpace=yes "$etc/cgroup.conf" && echo export LBVA_TUI_TEST_SLURM_MEMORY=1
+    ;;
   *) sed -n '2,13p' "$0"; exit 2 ;;
 esac

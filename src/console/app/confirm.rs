@@ -164,13 +164,14 @@ impl App {
     pub fn question(&self, confirm: &Confirm) -> (String, Vec<String>) {
         let target = &confirm.target;
         let run = self.runs().iter().find(|run| run.arm == target.arm);
+        let since = |ms| run.map_or(0, |run| run.since_ms(ms, self.now_ms));
         let started_ms = run.and_then(|run| run.attempts.last()).map(|attempt| attempt.started_ms);
-        let age = started_ms.map(|ms| format!(", {}", duration(self.now_ms.saturating_sub(ms)))).unwrap_or_default();
+        let age = started_ms.map(|ms| format!(", {}", duration(since(ms)))).unwrap_or_default();
         let save = match run.and_then(|run| run.last_save) {
             Some(save) => format!(
                 "Last save: step {}, {} ago ({}).",
                 thousands(save.step),
-                duration(self.now_ms.saturating_sub(save.time_ms)),
+                duration(since(save.time_ms)),
                 bytes(save.bytes as f64)
             ),
             None => "Nothing is saved yet.".to_owned(),

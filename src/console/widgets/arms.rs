@@ -116,7 +116,13 @@ fn entry(app: &App, arm: &Arm<'_>, names: usize, area: Rect, buffer: &mut Buffer
     lines.push((format::clean(&status::changes(arm.run)), theme.role(Role::Warning)));
     lines.push((packing, numbers));
     if let Some(job) = arm.job.filter(|job| job.is_live()) {
-        lines.push((format::clean(&status::job(job, app)), dim));
+        // While Slurm does not answer, that is the first thing to know.
+        let is_blind = app.snapshot.as_ref().is_some_and(|snapshot| snapshot.slurm.error.is_some());
+        let line = format::clean(&status::job(arm.run, job, app, room));
+        match is_blind {
+            true => lines.insert(1.min(lines.len()), (line, theme.role(Role::Warning))),
+            false => lines.push((line, dim)),
+        }
     }
     lines.push((format::clean(&status::place(arm.run, room)), dim));
     lines.retain(|(text, _)| !text.is_empty());
