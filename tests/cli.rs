@@ -397,3 +397,44 @@ fn both_arms_train_stop_resume_and_are_judged() {
     }
     assert_eq!(run(&["stop", directory, "--arm", "m1_baseline"]).code, 78);
 }
+
+/// Both arms far from their end; neither is named.
+#[test]
+fn a_stop_without_a_name_stops_every_arm_at_work() {
+    let (_folder, directory) = experiment(|text| text);
+    let mut small = SMALL;
+    small[13] = "validation.every=1000000";
+    small[23] = "1000000";
+    let mut supervisor = std::process::Command::new(env!("CARGO_BIN_EXE_lbva-tui"))
+        .args(["--no-ui", "run", directory.to_str().unwrap()])
+        .args(small)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let began = std::time::Instant::now();
+    let steps = || -> Vec<u64> {
+        let listed = run(&["--json", directory.to_str().unwrap()]).json();
+        let arms = listed["experiments"][0]["arms"].as_array().unwrap().clone();
+        arms.iter().map(|arm| arm["step"].as_u64().unwrap_or(0)).collect()
+    };
+    while steps().contains(&0) {
+        assert!(began.elapsed().as_secs() < 300, "no step of both arms in five minutes: {:?}", steps());
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    }
+    let killed = run(&["stop", directory.to_str().unwrap(), "--kill"]);
+    assert_eq!(killed.code, 2, "{}", killed.err);
+    assert!(killed.error_line().contains("m1_baseline, m2_geometry are at work"), "{}", killed.err);
+    let stopped = run(&["--json", "stop", directory.to_str().unwrap()]);
+    assert_eq!(stopped.code, 0, "{}{}", stopped.out, stopped.err);
+    let stopped = stopped.json();
+    let ends: Vec<(&str, &str)> = stopped["arms"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|arm| (arm["arm"].as_str().unwrap(), arm["state"].as_str().unwrap()))
+        .collect();
+    assert_eq!(ends, [("m1_baseline", "stopped"), ("m2_geometry", "stopped")]);
+    assert!(steps().iter().all(|step| *step > 0));
+    assert_ne!(supervisor.wait().unwrap().code(), Some(0), "a stopped run is no finished one");
+}
