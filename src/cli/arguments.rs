@@ -450,6 +450,9 @@ pub struct CheckArguments {
     /// Asked in any case are those in whose cache a file of the recipe would lie that is not here
     #[arg(long, value_name = "REPOSITORY")]
     pub hub: Vec<String>,
+    /// How long attempts lived, a table as for `plan --csv`: how many reach the first checkpoint
+    #[arg(long, value_name = "FILE")]
+    pub attempts: Option<PathBuf>,
     /// Override a field of the recipe, as in train.lr=1e-4; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,

@@ -12,6 +12,7 @@ use crate::model::{self, ParameterCount};
 use crate::pack::cost::CostModel;
 use crate::pack::length::{round_up, trunk_tokens};
 use crate::pack::step::Planner;
+use crate::plan::{Survival, from_csv};
 use crate::runlog::ExperimentRuns;
 use crate::train::forecast::Shape;
 use crate::train::lingbot::{UNDECODED, batches, measured_chunks};
@@ -27,7 +28,8 @@ use std::path::{Path, PathBuf};
 /// Checks an experiment or a recipe; exit 0 without problems, else that of the first.
 pub fn check(arguments: &CheckArguments, global: &Global) -> Result<Exit> {
     let named = arguments.hub.iter().map(|text| Repository::parse(text)).collect::<Result<Vec<_>>>()?;
-    let mut report = examine(&arguments.path, &arguments.set);
+    let attempts = arguments.attempts.as_deref().map(|path| Survival::of(&from_csv(path)?)).transpose()?;
+    let mut report = examine(&arguments.path, &arguments.set, attempts.as_ref());
     report.ask_hub(named);
     if global.json {
         output::document(&report)?;
@@ -98,19 +100,19 @@ fn problems_as_json<S: serde::Serializer>(problems: &[Error], serializer: S) -> 
     serializer.collect_seq(problems.iter().map(output::as_json))
 }
 
-fn examine(path: &Path, overrides: &[String]) -> Report {
+fn examine(path: &Path, overrides: &[String], attempts: Option<&Survival>) -> Report {
     // A folder, or its experiment.yaml, is an experiment; any other file is a recipe.
     let is_recipe = path.is_file() && path.file_name().is_some_and(|name| name != "experiment.yaml");
     if is_recipe {
         match config::examine_recipe(path, overrides) {
-            Ok((recipe, problems)) => Report::new(path, None, vec![("recipe".to_owned(), recipe)], problems),
-            Err(problem) => Report::new(path, None, Vec::new(), vec![problem]),
+            Ok((recipe, problems)) => Report::new(path, None, vec![("recipe".to_owned(), recipe)], problems, attempts),
+            Err(problem) => Report::new(path, None, Vec::new(), vec![problem], attempts),
         }
     } else {
         let config::Examination { experiment, problems } = config::examine(path, overrides);
         let arms = experiment.iter().flat_map(|experiment| &experiment.arms);
         let arms = arms.map(|arm| (arm.name.clone(), arm.recipe.clone())).collect();
-        Report::new(path, experiment.as_ref(), arms, problems)
+        Report::new(path, experiment.as_ref(), arms, problems, attempts)
     }
 }
 
@@ -289,7 +291,13 @@ fn planned(set: &EpisodeSet, recipe: &LingbotRecipe) -> Result<()> {
 }
 
 impl Report {
-    fn new(path: &Path, experiment: Option<&Experiment>, recipes: Vec<(String, Recipe)>, problems: Vec<Error>) -> Self {
+    fn new(
+        path: &Path,
+        experiment: Option<&Experiment>,
+        recipes: Vec<(String, Recipe)>,
+        problems: Vec<Error>,
+        attempts: Option<&Survival>,
+    ) -> Self {
         let device = recipes.first().map(|(_, recipe)| describe(recipe.device()));
         let fields: Vec<Vec<(String, String)>> = recipes.iter().map(|(_, recipe)| recipe.flatten()).collect();
         let ablated = fields.first().into_iter().flatten().filter_map(|(field, _)| {
@@ -313,7 +321,7 @@ impl Report {
                     "total": count.total(),
                 });
                 let run = runs.as_ref().map(|runs| runs.run(name));
-                let forecast = ArmForecast::of(recipe, shapes.get(index).copied().flatten(), run.as_ref());
+                let forecast = ArmForecast::of(recipe, shapes.get(index).copied().flatten(), run.as_ref(), attempts);
                 ArmReport { name: name.clone(), parameters, count, forecast }
             });
             arm.collect()

@@ -2,6 +2,7 @@
 
 use crate::config::Recipe;
 use crate::files::free_bytes;
+use crate::plan::Survival;
 use crate::runlog::{CheckpointStore, ExperimentRuns, RunReader, now_ms};
 use crate::train::engine::gpus_to_forecast;
 use crate::train::forecast::{self, GpuForecast, MemoryForecast, Shape};
@@ -31,11 +32,40 @@ pub struct FirstCheckpoint {
     pub step: u64,
     /// By the pace of an earlier attempt; absent before there is one.
     pub ms: Option<u64>,
+    /// Of the attempts that were seen, the share that lived so long.
+    pub reached: Option<f64>,
+}
+
+impl FirstCheckpoint {
+    fn at(step: u64, pace_ms: Option<f64>, attempts: Option<&Survival>) -> Self {
+        let ms = pace_ms.map(|ms| (ms * step as f64) as u64);
+        let reached = ms.zip(attempts).map(|(ms, attempts)| attempts.at(ms as f64 / 1e3));
+        Self { step, ms, reached }
+    }
+
+    /// `first at step 200, after about 12 min at the pace of the last attempt; 83 % of attempts live that long`
+    fn words(&self) -> String {
+        let when = match self.ms {
+            Some(ms) => format!("after about {} at the pace of the last attempt", duration(ms)),
+            None => "no attempt has told its pace yet".to_owned(),
+        };
+        let reached = self.reached.map_or_else(String::new, |share| {
+            let hint = if share < 0.5 { ": save more often (train.save_every)" } else { "" };
+            format!("; {:.0} % of attempts live that long{hint}", 100.0 * share)
+        });
+        format!("first at step {}, {when}{reached}", thousands(self.step))
+    }
 }
 
 impl ArmForecast {
     /// `run` is the arm's, if it is an experiment's.
-    pub fn of(recipe: &Recipe, shape: Option<Shape>, run: Option<&crate::runlog::RunDir>) -> Self {
+    /// `attempts`, if they are known, tell how many live until the first checkpoint.
+    pub fn of(
+        recipe: &Recipe,
+        shape: Option<Shape>,
+        run: Option<&crate::runlog::RunDir>,
+        attempts: Option<&Survival>,
+    ) -> Self {
         let memory = forecast::memory(recipe, shape);
         let step = recipe.train().save_every.min(recipe.train().steps);
         let pace_ms = run.and_then(|run| {
@@ -50,7 +80,7 @@ impl ArmForecast {
             gpus: shape.map_or_else(Vec::new, |shape| gpus(recipe, shape)),
             checkpoint_bytes: forecast::checkpoint_bytes(recipe),
             disk_bytes: forecast::disk_bytes(recipe),
-            first_checkpoint: FirstCheckpoint { step, ms: pace_ms.map(|ms| (ms * step as f64) as u64) },
+            first_checkpoint: FirstCheckpoint::at(step, pace_ms, attempts),
         }
     }
 
@@ -68,11 +98,6 @@ impl ArmForecast {
         let list =
             parts.iter().map(|(part, bytes)| format!("{part} {}", megabytes(*bytes))).collect::<Vec<_>>().join(", ");
         let unknown = if activations.is_none() { "; activations are known once the data are here" } else { "" };
-        let first = &self.first_checkpoint;
-        let when = match first.ms {
-            Some(ms) => format!("after about {} at the pace of the last attempt", duration(ms)),
-            None => "no attempt has told its pace yet".to_owned(),
-        };
         let mut rows = vec![(
             format!("memory, {name}"),
             format!("{} MB on the CPU: {list}{unknown}", megabytes(self.memory_bytes)),
@@ -81,10 +106,10 @@ impl ArmForecast {
         rows.push((
             format!("disk, {name}"),
             format!(
-                "{} MB a checkpoint, {} MB at the fullest moment; first at step {}, {when}",
+                "{} MB a checkpoint, {} MB at the fullest moment; {}",
                 megabytes(self.checkpoint_bytes),
                 megabytes(self.disk_bytes),
-                thousands(first.step)
+                self.first_checkpoint.words()
             ),
         ));
         rows
@@ -154,4 +179,21 @@ pub fn disk(experiment: &Path, arms: &[(String, Recipe)]) -> Result<(DiskReport,
             .hint("free space, or lower train.keep_last or the number of milestones (a higher train.keep_every)")
     });
     Ok((report, problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_checkpoint_is_held_against_how_long_attempts_live() {
+        let seen = Survival::weibull(1.0, 600.0, 0.0);
+        let words = |pace_ms, attempts| FirstCheckpoint::at(200, pace_ms, attempts).words();
+        assert_eq!(words(None, Some(&seen)), "first at step 200, no attempt has told its pace yet");
+        // exp(-60 / 600) and exp(-1200 / 600).
+        assert!(words(Some(300.0), Some(&seen)).ends_with("; 90 % of attempts live that long"));
+        let late = words(Some(6000.0), Some(&seen));
+        assert!(late.ends_with("; 14 % of attempts live that long: save more often (train.save_every)"), "{late}");
+        assert!(words(Some(6000.0), None).ends_with("at the pace of the last attempt"));
+    }
 }
