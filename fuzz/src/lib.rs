@@ -5,8 +5,8 @@
 //! file. The corpus is the repository's own test data:
 //!
 //! `cargo +nightly fuzz run parquet -s none fuzz/corpus/parquet tests/data/robosuite_tiny_v21/data/chunk-000 --
-//! -max_total_time=600` with cargo-fuzz, from the repository's root; `fuzz/corpus` is where it keeps what it finds. Without
-//! `-s none` it needs three times as long to build, and there is no `unsafe` to watch in what is fed here.
+//! -max_total_time=600` with cargo-fuzz, from the repository's root; `fuzz/corpus` is where it keeps what it finds. `-s none`
+//! leaves the address sanitiser out, with which every dependency would be built.
 
 #[path = "../../tests/recipes/mod.rs"]
 mod recipes;
