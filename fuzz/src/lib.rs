@@ -4,7 +4,7 @@
 //! answers does not matter here, only that it answers: no panic, no endless loop, no memory that grows with a number in a
 //! file. The corpus is the repository's own test data:
 //!
-//! `cargo +nightly fuzz run parquet -s none fuzz/corpus/parquet tests/data/robosuite_tiny_v21/data/chunk-000 --
+//! `cargo +nightly fuzz run --dev parquet -s none fuzz/corpus/parquet tests/data/robosuite_tiny_v21/data/chunk-000 --
 //! -max_total_time=600` with cargo-fuzz, from the repository's root; `fuzz/corpus` is where it keeps what it finds. `-s none`
 //! leaves the address sanitiser out, with which every dependency would be built.
 
