@@ -7,9 +7,10 @@ use super::batch::{BatchSize, BatchTables};
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
 use super::launch::Launcher;
-use super::trunk::{KeepPolicy, Needed, Trunk, adjacent};
+use super::trunk::{KeepPolicy, Trunk, adjacent};
 use crate::Result;
 use crate::model::TrunkShape;
+use crate::train::forecast::GpuForecast;
 use std::sync::Arc;
 
 /// What driver and libraries hold of a GPU before anything is allocated: 1.0 GB on an H200 with driver 580.
@@ -46,7 +47,8 @@ impl MemoryAccount {
 
 /// Bytes that candle takes at most in embedders and heads, which is in the embedders' backward pass. Measured with
 /// `bench trunk` (`islands_gb`): 24 bytes a token and channel and 0.75 GB at 18 tokens a modulation row, of which 5 are for six
-/// parts a row, a few times over. Heads that read every token have their part, 6 bytes of it, twice.
+/// parts a row, a few times over. That is of LingBot-VA, whose heads read half of the tokens; for heads that read every token,
+/// as X-WAM's, their part counts twice, which is an estimate.
 pub(super) fn islands_bytes(size: &BatchSize, width: usize) -> u64 {
     let [tokens, read, rows, width] = [size.tokens, size.read, size.rows, width].map(|count| count as u64);
     (13 * tokens + 12 * read + 6 * 16 * rows) * width + (768 << 20) * width / 3072
@@ -55,18 +57,6 @@ pub(super) fn islands_bytes(size: &BatchSize, width: usize) -> u64 {
 /// What may go into the arena of `unused` bytes.
 pub(super) fn room(unused: u64, islands: u64) -> u64 {
     unused.saturating_sub(RESERVE + islands)
-}
-
-/// What training takes of a GPU.
-#[derive(Clone, Debug)]
-pub(crate) struct GpuForecast {
-    /// Parameters, gradients, masters and moments.
-    pub state: u64,
-    /// Everything, with every block run forward again, and with nothing computed again.
-    pub least: u64,
-    pub most: u64,
-    /// On the GPU asked about, if it fits: the peak, and what is kept.
-    pub fits: Option<(u64, String)>,
 }
 
 /// What training a model with these tensors (name, elements, trained) on batches of this size takes of a GPU of `total` bytes.
@@ -89,14 +79,9 @@ pub(crate) fn forecast(
     let least = trunk.predict(&tables, &KeepPolicy::NOTHING)?.bytes();
     let most = trunk.predict(&tables, &KeepPolicy::within(u64::MAX, &trunk.size(&tables), shape.depth))?.bytes();
     let budget = room(total.saturating_sub(CONTEXT + state), islands);
-    let fits = match least <= budget {
-        false => None,
-        true => {
-            let (policy, needed): (KeepPolicy, Needed) = trunk.policy_within(&tables, budget)?;
-            Some((beside + needed.bytes(), policy.to_string()))
-        }
-    };
-    Ok(GpuForecast { state, least: beside + least, most: beside + most, fits })
+    let fits = if least <= budget { Some(trunk.policy_within(&tables, budget)?) } else { None };
+    let (peak, kept) = fits.map(|(policy, needed)| (beside + needed.bytes(), policy.to_string())).unzip();
+    Ok(GpuForecast { total, state, least: beside + least, most: beside + most, peak, kept })
 }
 
 #[cfg(test)]
@@ -121,7 +106,7 @@ mod tests {
         };
         let fits = of(280);
         assert!((91.0e9..92.5e9).contains(&(fits.state as f64)), "{fits:?}");
-        assert!(fits.least < fits.most && fits.fits.is_some_and(|(peak, _)| peak <= 150_100_000_000));
-        assert!(of(400).fits.is_none());
+        assert!(fits.least < fits.most && fits.peak.is_some_and(|peak| peak <= 150_100_000_000));
+        assert!(of(400).peak.is_none());
     }
 }

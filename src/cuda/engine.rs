@@ -203,15 +203,19 @@ impl Engine {
         self.account
     }
 
+    /// Bytes of a parameter, and of an operand of a product.
+    fn operand_bytes(&self) -> usize {
+        if self.half { 2 } else { 4 }
+    }
+
     /// Bytes of parameters, gradients and the optimizer's state.
     fn state_bytes(&self) -> u64 {
-        let operand = if self.half { 2 } else { 4 };
         let floats = |slice: &CudaSlice<f32>| 4 * slice.len() as u64;
         let optimizer = self
             .optimizer
             .as_ref()
             .map_or(0, |state| floats(&state.first) + floats(&state.second) + state.master.as_ref().map_or(0, floats));
-        (self.flat.len * operand) as u64 + floats(&self.gradients) + optimizer
+        (self.flat.len * self.operand_bytes()) as u64 + floats(&self.gradients) + optimizer
     }
 
     /// What this process takes of the GPU, and the most that it took after any look.
@@ -315,7 +319,7 @@ impl Engine {
         let islands = |gpu: &Gpu| gpu.take_peak().map(|peak| peak.saturating_sub(beside));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
-        let operand = if self.half { 2 } else { 4 };
+        let operand = self.operand_bytes();
         let mut arena = Arena::new(base, needed.kept, operand);
         let shared: Vec<Var> = front
             .tensors()
@@ -328,20 +332,19 @@ impl Engine {
         let text = conditioning.text.contiguous()?;
         let condition = Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
         let mut pass = Pass::begin(&self.trunk, &mut arena, &tables, condition, &policy)?;
-        let bytes = if self.half { 2 } else { 4 };
         let copy_in = |tensor: &Tensor, to: Slice<f32>| -> Result<()> {
             let tensor = tensor.contiguous()?;
-            self.launcher.copy(float_slice(&tensor, &self.gpu)?, to, bytes)
+            self.launcher.copy(float_slice(&tensor, &self.gpu)?, to, operand)
         };
         let copy_out = |from: Slice<f32>, shape: &[usize]| -> Result<Tensor> {
             let tensor = uninitialised(shape, false, &self.gpu)?;
-            self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
+            self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, operand)?;
             Ok(tensor)
         };
         // A stream as a variable, without copying it twice.
         let variable = |from: Slice<f32>, shape: &[usize]| -> Result<Var> {
             let tensor = uninitialised(shape, true, &self.gpu)?;
-            self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, bytes)?;
+            self.launcher.copy(from, float_slice(&tensor, &self.gpu)?, operand)?;
             Ok(Var::from_tensor(&tensor)?)
         };
         let stream_shape = [batch, tokens, width];
@@ -368,7 +371,7 @@ impl Engine {
         let mut read = Vec::new();
         let mut first = 0;
         for tokens in &tables.read_by_head {
-            let part = |slice: Slice<f32>| slice.part(first * width, tokens * width, bytes);
+            let part = |slice: Slice<f32>| slice.part(first * width, tokens * width, operand);
             read.push((variable(part(output_stream), &[batch, tokens / batch, width])?, part(output_gradient)));
             first += tokens;
         }

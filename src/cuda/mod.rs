@@ -23,7 +23,7 @@ mod trunk;
 mod verify;
 mod warm;
 
-pub(crate) use account::{GpuForecast, forecast};
+pub(crate) use account::forecast;
 pub(crate) use batch::BatchSize;
 pub(crate) use bench::{TrunkBench, TrunkFigures, gemm as gemm_times, trunk};
 pub(crate) use device::{Gpu, find, list};

@@ -4,8 +4,7 @@
 //! and for no other run, so that `--dependency=singleton` keeps two of them apart.
 
 use crate::files::{LineFile, create_folder, io_error};
-use crate::runlog::JobId;
-use crate::runlog::RunDir;
+use crate::runlog::{JobId, RunDir};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
@@ -64,6 +63,21 @@ fn read_records(path: &Path) -> Result<Vec<JobRecord>> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Vec::new()),
         Err(error) => Err(io_error("cannot read the record of jobs", path, &error)),
     }
+}
+
+/// A run of this arm that was submitted as this job.
+#[cfg(test)]
+pub(super) fn submitted_run(folder: &Path, arm: &str, job: JobId) -> RunDir {
+    let run = RunDir::new(folder.join(arm));
+    let record = JobRecord {
+        job,
+        time_ms: 1,
+        by: "test".to_owned(),
+        script: "job-0001.sh".to_owned(),
+        program_sha256: String::new(),
+    };
+    record_job(&run, &record).expect("recorded");
+    run
 }
 
 #[cfg(test)]

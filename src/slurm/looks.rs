@@ -50,7 +50,7 @@ impl Looks {
 #[cfg(test)]
 mod tests {
     use super::super::command::{Answer, Call, Commands};
-    use super::super::jobs::{JobRecord, comment_of, record_job};
+    use super::super::jobs::{comment_of, submitted_run};
     use super::super::scheduler::Slurm;
     use super::super::shared::SharedQueue;
     use super::*;
@@ -78,18 +78,7 @@ mod tests {
 
     /// Twenty runs: twelve in the queue, five of another user (at work by accounting alone), three over.
     fn runs(folder: &std::path::Path, commands: &mut Counted) -> Vec<RunDir> {
-        let run = |job: u64| {
-            let run = RunDir::new(folder.join(format!("m{job}")));
-            let record = JobRecord {
-                job: job.into(),
-                time_ms: 1,
-                by: "test".to_owned(),
-                script: "job-0001.sh".to_owned(),
-                program_sha256: String::new(),
-            };
-            record_job(&run, &record).unwrap();
-            run
-        };
+        let run = |job: u64| submitted_run(folder, &format!("m{job}"), job.into());
         let runs: Vec<RunDir> = (1..=20).map(run).collect();
         for (job, run) in (1..=20).zip(&runs) {
             match job {

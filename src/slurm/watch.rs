@@ -5,8 +5,7 @@ use super::parse::{AccountedJob, JobState, QueuedJob};
 use super::scheduler::Scheduler;
 use super::words::{end_words, reason_words};
 use crate::Result;
-use crate::runlog::JobId;
-use crate::runlog::{RunDir, now_ms};
+use crate::runlog::{JobId, RunDir, now_ms};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -179,30 +178,17 @@ impl JobWatch {
 #[cfg(test)]
 mod tests {
     use super::super::command::RecordedCommands;
-    use super::super::jobs::{JobRecord, record_job};
+    use super::super::jobs::submitted_run;
     use super::super::scheduler::Slurm;
     use super::*;
     use std::sync::Arc;
-
-    fn submitted(folder: &std::path::Path, arm: &str, job: JobId) -> RunDir {
-        let run = RunDir::new(folder.join(arm));
-        let record = JobRecord {
-            job,
-            time_ms: 1,
-            by: "test".to_owned(),
-            script: "job-0001.sh".to_owned(),
-            program_sha256: String::new(),
-        };
-        record_job(&run, &record).unwrap();
-        run
-    }
 
     #[test]
     fn one_look_serves_all_runs_and_accounting_only_those_that_left() {
         let folder = tempfile::tempdir().unwrap();
         let runs = [
-            submitted(folder.path(), "a", 7.into()),
-            submitted(folder.path(), "b", 8.into()),
+            submitted_run(folder.path(), "a", 7.into()),
+            submitted_run(folder.path(), "b", 8.into()),
             RunDir::new(folder.path().join("c")),
         ];
         let commands = Arc::new(RecordedCommands::default());

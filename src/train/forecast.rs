@@ -85,10 +85,7 @@ pub fn gpu(recipe: &Recipe, shape: Shape, total: u64) -> crate::Result<Option<Gp
             rows: whole(shape.rows),
         };
         let half = recipe.precision().params.dtype() == DType::BF16;
-        let crate::cuda::GpuForecast { state, least, most, fits } =
-            crate::cuda::forecast(trunk, &tensors, half, &size, total)?;
-        let (peak, kept) = fits.unzip();
-        Ok(Some(GpuForecast { total, state, least, most, peak, kept }))
+        crate::cuda::forecast(trunk, &tensors, half, &size, total).map(Some)
     }
 }
 

@@ -158,8 +158,8 @@ fn compare<M: Transformer>(
     }
     let tokens = {
         let layout = model.layout(&input)?;
-        let (rows, _) = model.front(&input, &layout)?;
-        model.sequence(&rows, &layout)?.elem_count() / trunk.width
+        let (_, conditioning) = model.front(&input, &layout)?;
+        conditioning.text.dim(0)? * model.placement(&layout).rows.of_token.len()
     };
     let [(loss, gradients), (second_loss, second), recomputed @ ..] = &passes[..] else {
         return Err(Error::crash("fewer passes than were asked for"));
