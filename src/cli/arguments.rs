@@ -597,6 +597,9 @@ pub struct TrunkBenchArguments {
     /// Most that a pass may take for what it keeps and works on, GiB [default: what is free]
     #[arg(long, value_name = "GIB")]
     pub arena: Option<u64>,
+    /// Most of the host's memory that a pass may keep something in, GiB [default: what the machine has to spare]
+    #[arg(long, value_name = "GIB")]
+    pub host: Option<u64>,
 }
 
 /// A chunk and a window, written `4:64`.

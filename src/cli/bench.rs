@@ -57,6 +57,7 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
         repeats: arguments.repeats,
         optimizer: arguments.optimizer,
         arena_gib: arguments.arena,
+        host_gib: arguments.host,
     };
     let figures = crate::cuda::trunk(&bench, &mut |what| output::note(format!("{what} ...")))?;
     if global.json {
@@ -82,8 +83,9 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
         output::line(format!("chunk {chunk}, window {window}: first {first:.3} s, then {median:.3} s"))?;
     }
     output::line(format!(
-        "first pass done {first_s:.1} s after the start; peak {:.1} GB (predicted {:.1}), of it {:.1} GB arena; kept: {}",
-        figures.peak_gb, figures.predicted_gb, figures.arena_gb, figures.kept
+        "first pass done {first_s:.1} s after the start; peak {:.1} GB (predicted {:.1}), of it {:.1} GB arena; {:.1} GB in the \
+         host's memory; kept: {}",
+        figures.peak_gb, figures.predicted_gb, figures.arena_gb, figures.host_gb, figures.kept
     ))?;
     Ok(Exit::Done)
 }

@@ -113,7 +113,7 @@ pub struct XwamRecipe {
     pub precision: PrecisionConfig,
     pub train: TrainConfig,
     pub validation: ValidationConfig,
-    /// Both choices come to the CPU: training on a GPU is not in this version. `auto` leaves it to a later one.
+    /// Where to compute.
     #[serde(default)]
     pub device: DeviceChoice,
 }

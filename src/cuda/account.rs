@@ -6,6 +6,7 @@
 use super::batch::{BatchSize, BatchTables};
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
+use super::host::HostRoom;
 use super::launch::Launcher;
 use super::trunk::{KeepPolicy, Trunk, adjacent};
 use crate::Result;
@@ -73,13 +74,14 @@ pub(crate) fn forecast(
     let masters = if half { 4 } else { 0 };
     let state = (flat.len * operand + flat.trained * (12 + masters)) as u64;
     let trunk = Trunk::new(shape, Launcher::counting(), Arc::new(Gemm::counting()), half, &flat, 0, 0)?;
-    let tables = BatchTables::sized(size, shape.width / shape.heads / 2, trunk.attention().tiling())?;
+    let tables = BatchTables::sized(size, trunk.rotary_pairs(), trunk.attention().tiling())?;
     let islands = islands_bytes(size, shape.width);
     let beside = CONTEXT + state + islands;
     let least = trunk.predict(&tables, &KeepPolicy::NOTHING)?.bytes();
-    let most = trunk.predict(&tables, &KeepPolicy::within(u64::MAX, &trunk.size(&tables), shape.depth))?.bytes();
+    let most = trunk.predict(&tables, &KeepPolicy::everything(shape.depth))?.bytes();
     let budget = room(total.saturating_sub(CONTEXT + state), islands);
-    let fits = if least <= budget { Some(trunk.policy_within(&tables, budget)?) } else { None };
+    let fits =
+        if least <= budget { Some(trunk.policy_within(&tables, budget, HostRoom::default(), None)?) } else { None };
     let (peak, kept) = fits.map(|(policy, needed)| (beside + needed.bytes(), policy.to_string())).unzip();
     Ok(GpuForecast { total, state, least: beside + least, most: beside + most, peak, kept })
 }

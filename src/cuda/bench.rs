@@ -3,6 +3,7 @@
 //! The shapes are LingBot-VA's 5 B on two views of 128 x 128: 32 video and 4 action tokens a latent frame and copy, 512
 //! rows of text an episode. Random weights give random numbers and the same work.
 
+use super::batch::BatchSize;
 use super::device::Gpu;
 use super::engine::Engine;
 use super::gemm::{AlgorithmTime, Gemm};
@@ -34,6 +35,8 @@ pub(crate) struct TrunkBench {
     pub optimizer: bool,
     /// GiB that the arena may take; all that is free without.
     pub arena_gib: Option<u64>,
+    /// GiB of the host's memory that may be taken; without, what the machine has to spare.
+    pub host_gib: Option<u64>,
 }
 
 /// Milliseconds of the parts of a pass.
@@ -72,6 +75,8 @@ pub(crate) struct TrunkFigures {
     pub islands_gb: [f64; 3],
     /// The arena as it was predicted, GB.
     pub arena_gb: f64,
+    /// What was kept in the host's memory, GB.
+    pub host_gb: f64,
     pub kept: String,
     pub parts_ms: PartMs,
     /// The model's FLOP, forward and backward, over the time and what the device can do, in per cent.
@@ -84,6 +89,7 @@ pub(crate) struct TrunkFigures {
 const VIDEO_GRID: [usize; 2] = [8, 16];
 const ACTIONS: usize = 4;
 const TEXT: usize = 512;
+const ALIGNMENT: usize = 128;
 
 fn model_config(layers: usize) -> LingbotModelConfig {
     LingbotModelConfig {
@@ -100,6 +106,14 @@ fn model_config(layers: usize) -> LingbotModelConfig {
         text_len: TEXT,
         eps: 1e-6,
     }
+}
+
+/// The sizes of such a batch.
+fn batch_size(bench: &TrunkBench) -> BatchSize {
+    let [height, width] = VIDEO_GRID;
+    let frames = bench.batch * bench.frames;
+    let read = frames * (height * width / 4 + ACTIONS);
+    BatchSize { tokens: (2 * read).next_multiple_of(ALIGNMENT), read, text: bench.batch * TEXT, rows: 4 * frames }
 }
 
 /// A batch of random episodes.
@@ -135,7 +149,7 @@ fn batch(bench: &TrunkBench, config: &LingbotModelConfig, chunk: usize, window: 
         })
         .collect::<Result<_>>()?;
     let prompts = (0..bench.batch).map(|_| normal(&[TEXT, config.text_dim])).collect::<Result<_>>()?;
-    Ok(LingbotInput { episodes, prompts, alignment: 128 })
+    Ok(LingbotInput { episodes, prompts, alignment: ALIGNMENT })
 }
 
 /// Mean square of the predictions: a loss without targets to carry.
@@ -160,18 +174,22 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let config = model_config(bench.layers);
     let specs = lingbot_parameter_specs(&config);
     tell("drawing weights");
-    let input = batch(bench, &config, chunk, window)?;
     let tensors = specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone(), spec.trained)).collect();
     let shape = LingbotModel::shape(&config);
     let mut engine = Engine::allocate(gpu, shape, tensors, ParameterFormat::Bf16, bench.optimizer)?;
+    if let Some(gib) = bench.arena_gib {
+        engine.limit_arena(gib << 30);
+    }
+    if let Some(gib) = bench.host_gib {
+        engine.limit_host(gib << 30);
+    }
+    engine.expect(&batch_size(bench))?;
     engine.randomise(0.02, 1)?;
     for spec in specs.iter().filter(|spec| spec.name.contains("norm")) {
         let value = if spec.name.ends_with("weight") { 1f32 } else { 0.0 };
         engine.load_parameter(&spec.name, &Tensor::full(value, spec.shape.as_slice(), &Device::Cpu)?)?;
     }
-    if let Some(gib) = bench.arena_gib {
-        engine.limit_arena(gib << 30);
-    }
+    let input = batch(bench, &config, chunk, window)?;
     let model = LingbotModel::new(&config, engine.parameters())?;
     tell("first pass");
     let rule = UpdateRule { clip_norm: 2.0, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1 };
@@ -215,8 +233,9 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let median_s = median(&mut times);
     let layout = model.layout(&input)?;
     let tokens = layout.tokens();
-    let (kept, arena) =
-        engine.policy().map_or((String::new(), 0), |(policy, needed)| (policy.to_string(), needed.bytes()));
+    let (kept, arena, host) = engine
+        .policy()
+        .map_or((String::new(), 0, 0), |(policy, needed)| (policy.to_string(), needed.bytes(), needed.host));
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     Ok(TrunkFigures {
         program: "lbva-tui",
@@ -237,6 +256,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
         predicted_gb: engine.account().predicted() as f64 / 1e9,
         islands_gb: engine.account().islands.map(|bytes| bytes as f64 / 1e9),
         arena_gb: arena as f64 / 1e9,
+        host_gb: host as f64 / 1e9,
         kept,
         parts_ms: PartMs {
             front: ms(parts.front),

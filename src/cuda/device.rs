@@ -161,6 +161,11 @@ impl Gpu {
         self.process.bytes().map_or_else(reserved, Ok)
     }
 
+    /// Bytes a second that the link to the host carries by its specification, if that is known.
+    pub fn link_bytes_per_second(&self) -> Option<f64> {
+        self.process.link_bytes_per_second()
+    }
+
     /// The most bytes that were allocated at once since this was last asked.
     pub fn take_peak(&self) -> Result<u64> {
         let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;

@@ -12,6 +12,7 @@ use super::collective::{Alone, Collective};
 use super::device::Gpu;
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
+use super::host::HostLink;
 use super::islands::pull;
 use super::launch::{Launcher, Operand, Slice, device_error};
 use super::optimizer::{self, NormBuffer, UpdateBuffers, UpdateRule};
@@ -20,6 +21,7 @@ use crate::config::ParameterFormat;
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
+use crate::train::engine::Keep;
 use crate::train::gradients::{DeviceTimes, accumulate, required};
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
@@ -45,6 +47,8 @@ pub(crate) struct Engine {
     gradients: CudaSlice<f32>,
     optimizer: Option<OptimizerState>,
     trunk: Trunk,
+    /// Before the arena: what copies from and to that is waited for when this is dropped.
+    host: HostLink,
     arena: Option<CudaSlice<u8>>,
     /// Bytes that the arena may take at most; `None`: what the device has free.
     limit: Option<u64>,
@@ -153,6 +157,7 @@ impl Engine {
         };
         let gemm = Arc::new(Gemm::new(Arc::clone(&gpu.stream), half)?);
         let gradient_base = gradients.device_ptr(&gpu.stream).0;
+        let host = HostLink::open(&gpu)?;
         let trunk = Trunk::new(shape, launcher.clone(), gemm, half, &flat, parameter_base, gradient_base)?;
         Ok(Self {
             gpu,
@@ -164,6 +169,7 @@ impl Engine {
             gradients,
             optimizer,
             trunk,
+            host,
             arena: None,
             limit: None,
             policy: None,
@@ -175,14 +181,33 @@ impl Engine {
         })
     }
 
-    /// Has nothing kept but what the last `blocks` blocks add to the residual stream; `None`: what fits.
-    pub fn keep_outputs_of(&mut self, blocks: Option<usize>) {
-        self.keep = blocks.map(KeepPolicy::outputs_of);
+    /// Has this kept instead of what fits best.
+    pub fn keep(&mut self, kept: Keep) {
+        self.keep = match kept {
+            Keep::WhatFits => None,
+            Keep::OutputsOf(blocks) => Some(KeepPolicy::outputs_of(blocks)),
+            Keep::AllInHost => Some(KeepPolicy::all_in_host(self.trunk.depth())),
+        };
+    }
+
+    /// Makes ready for batches of this size before the first is there: what they will have in the host's memory is pinned
+    /// meanwhile.
+    pub fn expect(&mut self, size: &BatchSize) -> Result<()> {
+        let tables = BatchTables::sized(size, self.trunk.rotary_pairs(), self.trunk.attention().tiling())?;
+        let (policy, needed) = self.plan(&tables)?;
+        tracing::debug!(%policy, host = needed.host, "expected");
+        self.host.reserve(needed.host);
+        Ok(())
     }
 
     /// At most this many bytes for the arena.
     pub fn limit_arena(&mut self, bytes: u64) {
         self.limit = Some(bytes);
+    }
+
+    /// At most this many bytes of the host's memory.
+    pub fn limit_host(&mut self, bytes: u64) {
+        self.host.limit(bytes);
     }
 
     pub fn parameters(&self) -> &Parameters {
@@ -331,7 +356,7 @@ impl Engine {
         let e0 = conditioning.e0.contiguous()?;
         let text = conditioning.text.contiguous()?;
         let condition = Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
-        let mut pass = Pass::begin(&self.trunk, &mut arena, &tables, condition, &policy)?;
+        let mut pass = Pass::begin(&self.trunk, &mut arena, &tables, condition, &policy, Some(&self.host))?;
         let copy_in = |tensor: &Tensor, to: Slice<f32>| -> Result<()> {
             let tensor = tensor.contiguous()?;
             self.launcher.copy(float_slice(&tensor, &self.gpu)?, to, operand)
@@ -441,18 +466,14 @@ impl Engine {
         Ok(MicroStep { losses, times })
     }
 
-    /// Makes sure that the arena holds this batch, and says under which policy.
+    /// Makes sure that the arena and the host's memory hold this batch, and says under which policy.
     fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
+        // A pass that ended in an error may have left copies behind.
+        self.host.synchronize()?;
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
-        let (free, _) = self.gpu.memory()?;
-        let islands = islands_bytes(&tables.batch_size(), self.trunk.width());
-        self.account.predicted_islands = islands;
-        // Embedders have run: what they hold is part of candle's share already.
-        let embedded = self.gpu.used_bytes()?.saturating_sub(self.state_bytes() + held);
-        let unused = free + self.gpu.unused_bytes()? + held + embedded;
-        let room = room(unused, islands);
-        let budget = self.limit.map_or(room, |limit| limit.min(room));
-        let (policy, needed) = self.choose(tables, budget, held)?;
+        self.account.predicted_islands = islands_bytes(&tables.batch_size(), self.trunk.width());
+        let budget = self.budget(tables)?;
+        let (policy, needed) = self.plan(tables)?;
         self.planned_for = self.keep.is_none().then(|| tables.batch_size());
         let bytes = needed.bytes();
         if bytes > budget.max(held) {
@@ -462,6 +483,7 @@ impl Engine {
                  packing.token_budget)",
             ));
         }
+        self.host.reserve(needed.host);
         if bytes > held {
             self.arena = None;
             self.gpu.synchronize()?;
@@ -469,31 +491,42 @@ impl Engine {
             let bytes = (bytes + bytes / 16).min(budget);
             // SAFETY: whatever is read from the arena was written before.
             let memory = unsafe { self.gpu.stream.alloc::<u8>(bytes as usize) }.map_err(|error| {
-                device_error(
-                    error,
-                    format!("allocating {bytes} bytes of arena with {free} bytes free, policy: {policy}"),
-                )
+                let what = format!("allocating {bytes} bytes of arena of {budget} that are free, policy: {policy}");
+                device_error(error, what)
             })?;
             self.arena = Some(memory);
         }
         Ok((policy, needed))
     }
 
-    /// What to keep of a batch within `budget` bytes, of which `held` are there.
-    fn choose(&self, tables: &BatchTables, budget: u64, held: u64) -> Result<(KeepPolicy, Needed)> {
+    /// Bytes that the arena may have for this batch, those that it has included.
+    fn budget(&self, tables: &BatchTables) -> Result<u64> {
+        let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
+        let (free, _) = self.gpu.memory()?;
+        // Where embedders have run, what they hold is part of candle's share already.
+        let embedded = self.gpu.used_bytes()?.saturating_sub(self.state_bytes() + held);
+        let unused = free + self.gpu.unused_bytes()? + held + embedded;
+        let room = room(unused, islands_bytes(&tables.batch_size(), self.trunk.width()));
+        Ok(self.limit.map_or(room, |limit| limit.min(room)))
+    }
+
+    /// What to keep of a batch, and where.
+    fn plan(&self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
         if let Some(policy) = self.keep {
             return Ok((policy, self.trunk.predict(tables, &policy)?));
         }
+        let budget = self.budget(tables)?;
         // A batch as large as the last goes as the last did: the search takes the host some milliseconds.
         if let Some((policy, _)) = self.policy
             && self.planned_for == Some(tables.batch_size())
         {
+            let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
             let needed = self.trunk.predict(tables, &policy)?;
             if needed.bytes() <= budget.min(held) {
                 return Ok((policy, needed));
             }
         }
-        self.trunk.policy_within(tables, budget)
+        self.trunk.policy_within(tables, budget, self.host.room(), self.gpu.peak_flops)
     }
 
     /// The norm of the step's gradients, then one update, the `step`-th (from 1); gradients are zero afterwards. Returns

@@ -1,5 +1,5 @@
-//! How much of a GPU this process takes, as the driver's management library says: cuBLAS, the driver and every allocation
-//! included, other processes on the same GPU not.
+//! What the driver's management library says of a GPU: how much of it this process takes, with cuBLAS, the driver and every
+//! allocation and without other processes on the same GPU, and how fast its link to the host is.
 
 use cudarc::driver::CudaContext;
 use nvml_wrapper::Nvml;
@@ -33,5 +33,21 @@ impl ProcessMemory {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
         })
+    }
+
+    /// Bytes a second that the link to the host carries by its specification, each way; `None` if the library does not say.
+    pub fn link_bytes_per_second(&self) -> Option<f64> {
+        let (nvml, uuid) = self.nvml.as_ref()?;
+        let device = nvml.device_by_uuid(uuid.as_str()).ok()?;
+        // The width as it is: a card in a narrow slot; the generation as it can be: an idle link rests at a lower one.
+        let lanes = f64::from(device.current_pcie_link_width().ok()?);
+        let per_lane = match device.max_pcie_link_gen().ok()? {
+            0 => return None,
+            1 => 0.25e9,
+            2 => 0.5e9,
+            // 128 of 130 bits, at 8, 16, 32 and 64 GT/s.
+            generation => 0.985e9 * f64::from(1u32 << (generation.min(6) - 3)),
+        };
+        Some(lanes * per_lane)
     }
 }

@@ -13,6 +13,7 @@ mod device;
 mod engine;
 mod flat;
 mod gemm;
+mod host;
 mod islands;
 mod kernels;
 mod launch;

@@ -98,6 +98,17 @@ pub fn gpus_to_forecast(choice: &DeviceChoice) -> Vec<(String, u64)> {
     Vec::new()
 }
 
+/// What a pass on a GPU keeps for its backward half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// As much as there is room for, on the device and the host.
+    WhatFits,
+    /// What so many blocks add to the residual stream, and nothing else.
+    OutputsOf(usize),
+    /// Everything, and by way of the host wherever that can be.
+    AllInHost,
+}
+
 impl Engine {
     /// An engine whose parameters begin as `initial`, in f32, with moments of zero.
     ///
@@ -198,14 +209,13 @@ impl Engine {
         }
     }
 
-    /// On a GPU: has nothing kept for the backward pass but what the last `blocks` blocks add to the residual stream, or, with
-    /// `None`, what fits. Gradients are the same within rounding.
-    pub fn keep_outputs_of(&mut self, blocks: Option<usize>) {
+    /// On a GPU: has the next passes keep this for their backward half. Gradients are the same within rounding.
+    pub fn keep(&mut self, kept: Keep) {
         match &mut self.0 {
             // Its recomputation is the recipe's.
-            On::Cpu(_) => _ = blocks,
+            On::Cpu(_) => _ = kept,
             #[cfg(feature = "cuda")]
-            On::Cuda(engine) => engine.keep_outputs_of(blocks),
+            On::Cuda(engine) => engine.keep(kept),
         }
     }
 

@@ -149,9 +149,11 @@ fn compare<M: Transformer>(
     let model = (case.bind)(engine.parameters())?;
     let input = (case.input)(DType::F32)?;
     let mut passes = Vec::new();
-    // Twice the same; then with every block run forward again, and with some of them.
-    for kept in [None, None, Some(0), Some(trunk.depth.div_ceil(2))] {
-        engine.keep_outputs_of(kept);
+    // Twice the same, then the same by way of the host; then with every block run forward again, and with some of them.
+    use engine::Keep;
+    let half = Keep::OutputsOf(trunk.depth.div_ceil(2));
+    for kept in [Keep::WhatFits, Keep::WhatFits, Keep::AllInHost, Keep::OutputsOf(0), half] {
+        engine.keep(kept);
         let step = engine.micro_step(&model, &input, 1.0, &case.loss)?;
         passes.push((super::task::scalar(&step.losses.total)?, engine.gradients()?));
         engine.discard_gradients()?;
@@ -161,10 +163,10 @@ fn compare<M: Transformer>(
         let (_, conditioning) = model.front(&input, &layout)?;
         conditioning.text.dim(0)? * model.placement(&layout).rows.of_token.len()
     };
-    let [(loss, gradients), (second_loss, second), recomputed @ ..] = &passes[..] else {
+    let [(loss, gradients), same @ .., every, some] = &passes[..] else {
         return Err(Error::crash("fewer passes than were asked for"));
     };
-    let mut repeats = loss.to_bits() == second_loss.to_bits();
+    let mut repeats = same.iter().all(|(other, _)| loss.to_bits() == other.to_bits());
     let mut tensors = Vec::new();
     for name in trained {
         let values = |gradients: &BTreeMap<String, Tensor>| -> Result<Vec<f64>> {
@@ -174,9 +176,11 @@ fn compare<M: Transformer>(
             }
         };
         let (exact, on_gpu, in_regime) = (values(&exact)?, values(gradients)?, values(&reference)?);
-        repeats &= on_gpu.iter().zip(values(second)?).all(|(a, b)| a.to_bits() == b.to_bits());
+        for (_, gradients) in same {
+            repeats &= on_gpu.iter().zip(values(gradients)?).all(|(a, b)| a.to_bits() == b.to_bits());
+        }
         let (mut gpu, reference) = (relative(&on_gpu, &exact), relative(&in_regime, &exact));
-        for (_, gradients) in recomputed {
+        for (_, gradients) in [every, some] {
             gpu = gpu.max(relative(&values(gradients)?, &exact));
         }
         let limit = match precision.params {

@@ -14,7 +14,7 @@ pub mod lingbot;
 mod loader;
 mod losses;
 mod measure;
-mod memory;
+pub(crate) mod memory;
 pub mod noop;
 mod open;
 pub mod optimizer;

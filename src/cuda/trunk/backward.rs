@@ -39,6 +39,7 @@ const NO_MOMENTS: Moments = Moments { mean: Slice::null(), rstd: Slice::null() }
 impl Pass<'_> {
     /// Block `layer`: from its output and that's gradient to its input and that's gradient, see [`Pass::between`].
     pub fn backward(&mut self, layer: usize) -> Result<()> {
+        self.offload.enter(layer)?;
         self.scope(|pass| {
             let mut kept = pass.kept[layer];
             if let Some(input) = kept.input {
@@ -47,7 +48,8 @@ impl Pass<'_> {
                 pass.forward_block(layer, &kept, input, pass.x)?;
             }
             pass.backward_block(layer, &kept)
-        })
+        })?;
+        self.offload.leave(layer)
     }
 
     fn backward_block(&mut self, layer: usize, kept: &Kept) -> Result<()> {

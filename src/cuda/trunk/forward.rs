@@ -3,7 +3,7 @@
 //! A block is three times the same: a norm of the residual stream, what is computed of it, and an addition to the stream.
 //! The first two are one function each, which the backward pass calls again; there what was kept is skipped.
 
-use super::keep::{Kept, Outputs};
+use super::keep::{Item, Kept, Outputs};
 use super::weights::Linear;
 use super::{Pass, Read, Tokens};
 use crate::Result;
@@ -65,6 +65,7 @@ impl Pass<'_> {
     /// Block `layer`: its input becomes the next one's.
     pub fn forward(&mut self, layer: usize) -> Result<()> {
         let (kept, from, to) = (self.kept[layer], self.input(layer), self.input(layer + 1));
+        self.offload.enter(layer)?;
         self.scope(|pass| pass.forward_block(layer, &kept, from, to))
     }
 
@@ -86,7 +87,9 @@ impl Pass<'_> {
                 None => (pass.scratch.take(size.tokens * width)?, pass.scratch.take(size.heads * size.tokens)?),
             };
             let inputs = pass.self_inputs(layer, from, Change::Nothing, kept, Run::First)?;
+            pass.offload.written(layer, Item::Qkv)?;
             pass.attend(&inputs, attended)?;
+            pass.offload.written(layer, Item::Attended)?;
             let attended = match &read {
                 None => attended.0,
                 Some(read) => {
@@ -105,15 +108,19 @@ impl Pass<'_> {
             };
             let change = Change::Add(Added { y: outputs.out, gate: GATES[0] }, to);
             let inputs = pass.cross_inputs(layer, &tokens, from, change, kept, Run::First)?;
+            pass.offload.written(layer, Item::CrossQuery)?;
             pass.attend_text(&inputs, attended, &tokens)?;
+            pass.offload.written(layer, Item::CrossAttended)?;
             pass.linear(attended.0, &weights.cross_out, outputs.cross_out, tokens.count)
         })?;
         self.scope(|pass| {
             let change = Change::Add(Added { y: outputs.cross_out, gate: GATES[1] }, to);
             let h = pass.scratch.take(tokens.count * width)?;
             let inputs = pass.ffn_inputs(layer, &tokens, to, change, h, kept, Run::First)?;
+            pass.offload.written(layer, Item::Up)?;
             pass.linear(inputs.activated, &weights.down, outputs.down, tokens.count)
         })?;
+        self.offload.written(layer, Item::Outputs)?;
         let nothing = Moments { mean: Slice::null(), rstd: Slice::null() };
         let change = Change::Add(Added { y: outputs.down, gate: GATES[2] }, to);
         let modulation = self.modulation(layer, &tokens);

@@ -3,7 +3,8 @@
 //! Candle's autograd would keep every intermediate and move about five times the bytes, so it is left to embedders and
 //! heads, and to the oracle that this must agree with. Here each tensor of a block is named once, kept or recomputed
 //! by a policy, and each operation is one line, forward (`forward.rs`) and backward (`backward.rs`) in the same order.
-//! Weight gradients are added to flat f32 buffers. Nothing here waits for the device.
+//! Weight gradients are added to flat f32 buffers. Nothing here waits for the device (but, in the first pass, for the host's
+//! memory to be pinned: `offload.rs`).
 //!
 //! The residual stream is one tensor that blocks change in place, forward by adding and backward by taking back. The
 //! last block goes on after its self-attention with the tokens that heads read alone.
@@ -14,6 +15,7 @@
 mod backward;
 mod forward;
 mod keep;
+mod offload;
 mod weights;
 
 use super::arena::{Arena, Mark};
@@ -21,11 +23,13 @@ use super::attention::{Attention, AttentionTables};
 use super::batch::{BatchTables, TokenTables, upload};
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
+use super::host::{HostLink, HostRoom};
 use super::launch::{Launcher, Operand, Slice};
 use super::ops::{Modulation, Ops, Segments, Turns};
 use crate::Result;
 use crate::model::TrunkShape;
 use keep::Kept;
+use offload::Offload;
 use std::sync::Arc;
 use weights::BlockTensors;
 
@@ -110,6 +114,7 @@ pub(crate) struct Pass<'t> {
     tables: Tables,
     condition: Condition,
     kept: Vec<Kept>,
+    offload: Offload<'t>,
     /// The residual stream, [N, D]: forward, the input of the next block unless that keeps its own; backward, the output of
     /// the block that is next.
     x: Slice<f32>,
@@ -159,6 +164,11 @@ impl Trunk {
         self.shape.width
     }
 
+    /// Pairs of a head that rotary positions turn.
+    pub fn rotary_pairs(&self) -> usize {
+        self.shape.width / self.shape.heads / 2
+    }
+
     pub fn attention(&self) -> &Attention {
         &self.attention
     }
@@ -205,7 +215,7 @@ impl Trunk {
         };
         let mut arena = Arena::counting(self.ops.operand_bytes());
         let condition = Condition { e0: Slice::null(), text: Slice::null() };
-        let mut pass = Pass::begin(&counting, &mut arena, tables, condition, policy)?;
+        let mut pass = Pass::begin(&counting, &mut arena, tables, condition, policy, None)?;
         pass.work_in(Arena::counting(self.ops.operand_bytes()));
         for layer in 0..self.shape.depth {
             pass.forward(layer)?;
@@ -214,19 +224,35 @@ impl Trunk {
             pass.backward(layer)?;
         }
         let scratch = pass.scratch.peak();
-        Ok(Needed { kept: arena.peak(), scratch })
+        Ok(Needed { kept: arena.peak(), scratch, host: policy.host_bytes(&self.size(tables)) })
     }
 
-    /// The policy that keeps as much as fits into `bytes`, and what it takes.
-    pub fn policy_within(&self, tables: &BatchTables, bytes: u64) -> Result<(KeepPolicy, Needed)> {
+    /// Seconds that a forward pass takes at least on a device of `peak` FLOP a second: products do 56 % of that on an H200,
+    /// with all that lies between them. The attention plan, which differs from batch to batch, is left out.
+    fn forward_s(&self, size: &Size, peak: f64) -> f64 {
+        let TrunkShape { depth, width, ffn, .. } = self.shape;
+        let [tokens, depth, width, ffn] = [size.tokens, depth, width, ffn].map(|size| size as f64);
+        depth * tokens * 2.0 * (6.0 * width * width + 2.0 * width * ffn) / (0.56 * peak)
+    }
+
+    /// The policy that keeps as much as fits into `bytes` of the device and what the host has room for, and what it takes. `peak`
+    /// is the device's FLOP a second: where that is not known, nothing goes to the host.
+    pub fn policy_within(
+        &self,
+        tables: &BatchTables,
+        bytes: u64,
+        host: HostRoom,
+        peak: Option<f64>,
+    ) -> Result<(KeepPolicy, Needed)> {
         let size = self.size(tables);
+        let forward_s = peak.map_or(0.0, |peak| self.forward_s(&size, peak));
         let mut best = (KeepPolicy::NOTHING, self.predict(tables, &KeepPolicy::NOTHING)?);
         // A policy's own account knows neither alignment nor that a block which runs forward again needs more room to work
         // in, so what it may spend is found by trying.
         let (mut low, mut high) = (0, bytes);
         let mut spend = bytes.saturating_sub(best.1.bytes());
         while high - low > bytes / 256 {
-            let policy = KeepPolicy::within(spend, &size, self.shape.depth);
+            let policy = KeepPolicy::within(spend, host, forward_s, &size, self.shape.depth);
             let needed = if policy == best.0 { best.1 } else { self.predict(tables, &policy)? };
             if needed.bytes() <= bytes {
                 (best, low) = ((policy, needed), spend);
@@ -246,32 +272,37 @@ pub(crate) struct Needed {
     pub kept: u64,
     /// While a block runs.
     pub scratch: u64,
+    /// Of the host's memory.
+    pub host: u64,
 }
 
 impl Needed {
-    /// Of both.
+    /// Of the device.
     pub fn bytes(&self) -> u64 {
         self.kept + self.scratch
     }
 }
 
 impl<'t> Pass<'t> {
-    /// Lays out what lives through the pass and copies the tables to the device. [`Self::embed`] comes next.
+    /// Lays out what lives through the pass and copies the tables to the device. What the policy has in the host's memory must be
+    /// reserved in `host`. [`Self::embed`] comes next.
     pub fn begin(
         trunk: &'t Trunk,
         arena: &mut Arena,
         tables: &BatchTables,
         condition: Condition,
         policy: &KeepPolicy,
+        host: Option<&'t HostLink>,
     ) -> Result<Self> {
         let size = trunk.size(tables);
         let depth = trunk.shape.depth;
         let ops = &trunk.ops;
         let (x, dx) = (arena.take(size.tokens * size.width)?, arena.take(size.tokens * size.width)?);
+        let offload = Offload::new(policy, &size, depth, host, ops.launcher.stream(), arena)?;
         let kept = (0..depth)
             .map(|layer| {
                 let second = if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
-                Kept::allocate(policy, layer, depth, &size, second, arena)
+                Kept::allocate(policy, layer, depth, &size, second, offload.slot(layer), arena)
             })
             .collect::<Result<_>>()?;
         let e0_gradient = arena.take(size.rows * 6 * size.width)?;
@@ -306,6 +337,7 @@ impl<'t> Pass<'t> {
             tables: uploaded,
             condition,
             kept,
+            offload,
             x,
             dx,
             e0_gradient,

@@ -1,0 +1,241 @@
+//! The host's memory as a second place for what a pass keeps: pinned, so that the GPU copies to and from it by itself.
+//!
+//! Pinning takes a second for some gigabytes, so threads do it in the background, chunk by chunk from the first on; whoever
+//! comes to a chunk that is not there yet waits for it. How much there may be is asked of the machine once, when the GPU is
+//! opened: what is kept where then depends on nothing but the batch.
+
+use super::device::Gpu;
+use super::launch::device_error;
+use crate::train::memory;
+use crate::{Error, Exit, Result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::ffi::c_void;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// GiB of the host's memory that a process may pin, at most.
+pub(crate) const LIMIT_VARIABLE: &str = "LBVA_TUI_HOST_GIB";
+
+/// Bytes that are mapped and pinned at once.
+const CHUNK: usize = 512 << 20;
+/// Threads that do so: eight fill and pin 10 GB a second.
+const THREADS: usize = 8;
+/// Of what the machine has available, the share that this process and those of the other GPUs take at most: data loading,
+/// checkpoints and the page cache live in the rest.
+const SHARE: f64 = 0.6;
+/// Of a PCIe link's nominal bytes, those that arrive: 55 of 63 GB/s were measured.
+const EFFICIENCY: f64 = 0.85;
+
+/// Room in the host's memory, and how fast one gets there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostRoom {
+    pub bytes: u64,
+    pub bytes_per_second: f64,
+}
+
+/// Pinned memory and the stream that copies to and from it.
+#[derive(Debug)]
+pub(crate) struct HostLink {
+    room: HostRoom,
+    copies: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    chunks: Mutex<Chunks>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Chunks {
+    /// Address of each, or why there is none; absent until it is pinned.
+    made: Vec<Option<std::result::Result<usize, String>>>,
+    /// The first that nobody has begun with.
+    next: usize,
+    stop: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Chunks> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HostLink {
+    /// A link to as much of the host's memory as this process may take; none of it is taken yet.
+    ///
+    /// # Errors
+    /// If the variable is no number, or the device has no further stream.
+    pub fn open(gpu: &Gpu) -> Result<Self> {
+        let context = Arc::clone(gpu.stream.context());
+        let copies = context.new_stream().map_err(|error| device_error(error, "opening a stream for copies"))?;
+        let asked = std::env::var(LIMIT_VARIABLE).ok().filter(|text| !text.is_empty());
+        let bytes = match asked.map(|text| text.parse::<f64>().map_err(|_| text)) {
+            Some(Ok(gib)) if gib >= 0.0 => (gib * f64::from(1 << 30)) as u64,
+            Some(Ok(_) | Err(_)) => {
+                let what = format!("{LIMIT_VARIABLE} is no number of GiB");
+                return Err(Error::usage("host_memory", what).hint("0 has nothing kept in the host's memory"));
+            }
+            None => {
+                let gpus = CudaContext::device_count().map_or(1, |count| count.max(1));
+                (memory::available() as f64 * SHARE / f64::from(gpus)) as u64
+            }
+        };
+        let nominal = gpu.link_bytes_per_second().unwrap_or(0.0);
+        let room = HostRoom { bytes, bytes_per_second: EFFICIENCY * nominal };
+        Ok(Self { room, copies, context, shared: Arc::default(), threads: Vec::new() })
+    }
+
+    /// At most this many bytes.
+    pub fn limit(&mut self, bytes: u64) {
+        self.room.bytes = bytes;
+    }
+
+    pub fn room(&self) -> HostRoom {
+        self.room
+    }
+
+    /// Begins to pin so many bytes in all, unless that was asked for before.
+    pub fn reserve(&mut self, bytes: u64) {
+        let wanted = bytes.div_ceil(CHUNK as u64) as usize;
+        let mut chunks = self.shared.lock();
+        if wanted <= chunks.made.len() {
+            return;
+        }
+        chunks.made.resize(wanted, None);
+        drop(chunks);
+        self.threads.retain(|thread| !thread.is_finished());
+        while self.threads.len() < THREADS.min(wanted) {
+            let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
+            self.threads.push(std::thread::spawn(move || pin_chunks(&context, &shared)));
+        }
+    }
+
+    /// Waits until all copies are done: an arena may be given back then.
+    pub fn synchronize(&self) -> Result<()> {
+        self.copies.synchronize().map_err(|error| device_error(error, "waiting for copies to the host"))
+    }
+
+    /// Copies `bytes` from the device to `offset` of this memory, after what `stream` was asked until now. The event tells when
+    /// that is done.
+    pub fn copy_out(&self, stream: &CudaStream, pieces: &[(u64, u64)], offset: u64) -> Result<CudaEvent> {
+        self.copy(stream, pieces, offset, |host, device, bytes| {
+            // SAFETY: both ends are `bytes` long in live memory, see `copy`.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(host, device, bytes, self.copies.cu_stream()) }
+        })
+    }
+
+    /// The other way.
+    pub fn copy_in(&self, stream: &CudaStream, pieces: &[(u64, u64)], offset: u64) -> Result<CudaEvent> {
+        self.copy(stream, pieces, offset, |host, device, bytes| {
+            // SAFETY: as above.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(device, host.cast_const(), bytes, self.copies.cu_stream()) }
+        })
+    }
+
+    /// Pieces (address, bytes) of device memory, which must live until the copy is done, beside each other from `offset` on.
+    fn copy(
+        &self,
+        stream: &CudaStream,
+        pieces: &[(u64, u64)],
+        offset: u64,
+        transfer: impl Fn(*mut c_void, u64, usize) -> sys::CUresult,
+    ) -> Result<CudaEvent> {
+        let failed = |error| device_error(error, "copying between GPU and host");
+        self.copies.join(stream).map_err(failed)?;
+        let mut at = offset as usize;
+        for &(mut device, bytes) in pieces {
+            let mut left = bytes as usize;
+            while left > 0 {
+                let within = at % CHUNK;
+                let bytes = left.min(CHUNK - within);
+                // SAFETY (of the pointer): `within` is less than the chunk's length.
+                let host = (self.chunk(at / CHUNK)? + within) as *mut c_void;
+                transfer(host, device, bytes).result().map_err(failed)?;
+                (at, left, device) = (at + bytes, left - bytes, device + bytes as u64);
+            }
+        }
+        self.copies.record_event(None).map_err(failed)
+    }
+
+    /// The address of a chunk, as soon as it is there.
+    fn chunk(&self, index: usize) -> Result<usize> {
+        let mut chunks = self.shared.lock();
+        loop {
+            match chunks.made.get(index) {
+                Some(Some(Ok(address))) => return Ok(*address),
+                Some(Some(Err(what))) => {
+                    return Err(Error::new(Exit::Unavailable, "host_memory", what)
+                        .hint(format!("set {LIMIT_VARIABLE} to fewer GiB, or to 0: then values are computed again")));
+                }
+                Some(None) => chunks = self.shared.changed.wait(chunks).unwrap_or_else(PoisonError::into_inner),
+                None => return Err(Error::crash(format!("chunk {index} of the host's memory was not asked for"))),
+            }
+        }
+    }
+}
+
+impl Drop for HostLink {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        // What is still being copied reads and writes the chunks; after an error of the device nothing is.
+        let _ = self.copies.synchronize();
+        let bound = self.context.bind_to_thread().is_ok();
+        for address in self.shared.lock().made.drain(..).flatten().flatten() {
+            let address = address as *mut c_void;
+            // SAFETY: mapped and pinned by `pin`, and nobody uses it any more.
+            unsafe {
+                if bound {
+                    let _ = sys::cuMemHostUnregister(address);
+                }
+                let _ = munmap(address, CHUNK);
+            }
+        }
+    }
+}
+
+/// Makes chunks until all are begun.
+fn pin_chunks(context: &Arc<CudaContext>, shared: &Shared) {
+    loop {
+        let mut chunks = shared.lock();
+        if chunks.stop || chunks.next == chunks.made.len() {
+            return;
+        }
+        let index = chunks.next;
+        chunks.next += 1;
+        drop(chunks);
+        let chunk = pin(context).map_err(|reason| format!("pinning {CHUNK} bytes of the host's memory: {reason}"));
+        shared.lock().made[index] = Some(chunk);
+        shared.changed.notify_all();
+    }
+}
+
+/// A chunk of memory that the device can reach.
+fn pin(context: &Arc<CudaContext>) -> std::result::Result<usize, String> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping of its own, at an address that the system chooses.
+    let address = unsafe { mmap_anonymous(std::ptr::null_mut(), CHUNK, protection, MapFlags::PRIVATE) }
+        .map_err(|error| error.to_string())?;
+    // Large pages halve the time; where there are none, small ones do.
+    // SAFETY: the range is the mapping made above, whose contents nobody has yet.
+    let _ = unsafe { madvise(address, CHUNK, Advice::LinuxHugepage) };
+    // SAFETY: as above. Systems that do not know this advice give each page when the device pins it.
+    let _ = unsafe { madvise(address, CHUNK, Advice::LinuxPopulateWrite) };
+    let pinned = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| {
+        // SAFETY: the range is mapped until `HostLink` is dropped.
+        unsafe { sys::cuMemHostRegister_v2(address, CHUNK, 0) }.result().map_err(|error| error.to_string())
+    });
+    if let Err(reason) = pinned {
+        // SAFETY: mapped above and known to nobody.
+        let _ = unsafe { munmap(address, CHUNK) };
+        return Err(reason);
+    }
+    Ok(address as usize)
+}
