@@ -251,7 +251,7 @@ RMS_NORM_ROPE(f32, float)
 // d_weight f32 [ceil(N / 32), D] or null: partial sums of 32 tokens each, to be added by column_sum_*.
 // Launch: block 384, grid ceil(N / 32), no dynamic shared memory.
 #define RMS_NORM_ROPE_BACKWARD(SUFFIX, T)                                                                               \
-    extern "C" __global__ void __launch_bounds__(384, 2) rms_norm_rope_backward_##SUFFIX(                              \
+    extern "C" __global__ void __launch_bounds__(384, sizeof(T) == 2 ? 3 : 2) rms_norm_rope_backward_##SUFFIX(         \
         const T* dy, int ldy, const T* x, int ldx, const T* weight, const float* rstd, const float2* cos_sin, int pairs, \
         T* dx, int lddx, float* d_weight, long long N, int D) {                                                        \
         rms_norm_rope_kernels::backward<T>(dy, ldy, x, ldx, weight, rstd, cos_sin, pairs, dx, lddx, d_weight, N, D);   \

@@ -24,16 +24,21 @@ fn gemm(tokens: usize, global: &Global) -> Result<Exit> {
         output::document(&times)?;
         return Ok(Exit::Done);
     }
+    output::line("product                  in ->    out   the first proposal, and the fastest by number".to_owned())?;
     for of_product in times.chunk_by(|a, b| (&a.product, a.inputs, a.outputs) == (&b.product, b.inputs, b.outputs)) {
-        let speeds: Vec<String> = of_product.iter().map(|time| format!("{:.0}", time.tflops)).collect();
         let first = &of_product[0];
+        let mut fastest: Vec<_> = of_product.iter().collect();
+        fastest.sort_by(|a, b| a.ms.total_cmp(&b.ms));
+        let fastest: Vec<String> =
+            fastest.iter().take(4).map(|time| format!("{}: {:.2} ms", time.choice, time.ms)).collect();
         output::line(format!(
-            "{:<22} {:>6} -> {:<6} {:>7.2} ms   TFLOP/s by proposal: {}",
+            "{:<20} {:>6} -> {:<6} {:>6.2} ms, {:.0} TFLOP/s; {}",
             first.product,
             first.inputs,
             first.outputs,
             first.ms,
-            speeds.join(" ")
+            first.tflops,
+            fastest.join(", ")
         ))?;
     }
     Ok(Exit::Done)

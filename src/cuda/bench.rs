@@ -15,7 +15,7 @@ use crate::random::{Draw, Purpose};
 use crate::train::Losses;
 use crate::train::gradients::DeviceTimes;
 use crate::{Error, Result};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -117,7 +117,12 @@ fn batch_size(bench: &TrunkBench) -> BatchSize {
 }
 
 /// A batch of random episodes.
-fn batch(bench: &TrunkBench, config: &LingbotModelConfig, chunk: usize, window: usize) -> Result<LingbotInput> {
+fn batch(
+    bench: &TrunkBench,
+    config: &LingbotModelConfig,
+    (chunk, window): (usize, usize),
+    device: &Device,
+) -> Result<LingbotInput> {
     let mut draw = Draw::new(1, Purpose::Noise, 0, "bench");
     let mut normal = |shape: &[usize]| -> Result<Tensor> {
         // A long period of normal numbers is as good as new ones, and drawing 10^8 takes seconds.
@@ -149,7 +154,9 @@ fn batch(bench: &TrunkBench, config: &LingbotModelConfig, chunk: usize, window: 
         })
         .collect::<Result<_>>()?;
     let prompts = (0..bench.batch).map(|_| normal(&[TEXT, config.text_dim])).collect::<Result<_>>()?;
-    Ok(LingbotInput { episodes, prompts, alignment: ALIGNMENT })
+    // On the device, as the peer's: data are no part of what is timed.
+    let input = LingbotInput { episodes, prompts, alignment: ALIGNMENT };
+    Ok(input.map(|tensor| tensor.to_device(device)?.to_dtype(DType::BF16))?)
 }
 
 /// Mean square of the predictions: a loss without targets to carry.
@@ -189,7 +196,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
         let value = if spec.name.ends_with("weight") { 1f32 } else { 0.0 };
         engine.load_parameter(&spec.name, &Tensor::full(value, spec.shape.as_slice(), &Device::Cpu)?)?;
     }
-    let input = batch(bench, &config, chunk, window)?;
+    let input = batch(bench, &config, (chunk, window), &engine.gpu().device)?;
     let model = LingbotModel::new(&config, engine.parameters())?;
     tell("first pass");
     let rule = UpdateRule { clip_norm: 2.0, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1 };
@@ -222,7 +229,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let mut draws = Vec::new();
     for &(chunk, window) in &bench.draws[1..] {
         tell(&format!("chunk {chunk}, window {window}"));
-        let input = batch(bench, &config, chunk, window)?;
+        let input = batch(bench, &config, (chunk, window), &engine.gpu().device)?;
         let (first, _, _) = pass(&mut engine, &input)?;
         let mut others = Vec::new();
         for _ in 0..3 {

@@ -8,6 +8,7 @@ use super::launch::{Operand, Slice};
 use crate::{Error, Exit, Result};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const WORKSPACE: usize = 32 << 20;
 
 /// Algorithms of the library that are looked at.
-const MOST: usize = 8;
+const MOST: usize = 40;
 
 /// Which of the three products of a Linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -415,11 +416,15 @@ fn preferred(shape: &Shape) -> usize {
     if shape.n < 4096 || shape.inputs.min(shape.outputs) < 2048 {
         return 0;
     }
-    match shape.product {
-        Product::ForwardGelu { kept: true } => 4,
-        Product::ForwardGelu { kept: false } => 1,
-        Product::InputGelu => 6,
-        Product::Weight if shape.inputs > shape.outputs => 6,
+    let widens = shape.outputs.cmp(&shape.inputs);
+    match (shape.product, widens) {
+        (Product::ForwardGelu { kept: true }, _) => 4,
+        (Product::ForwardGelu { kept: false }, _) => 1,
+        (Product::InputGelu, _) => 6,
+        (Product::Input, Ordering::Equal) => 6,
+        (Product::Weight, Ordering::Equal) => 26,
+        (Product::Weight, Ordering::Less) => 6,
+        (Product::Weight, Ordering::Greater) if shape.outputs >= 4 * shape.inputs => 6,
         _ => 0,
     }
 }

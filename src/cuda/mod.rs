@@ -20,6 +20,7 @@ mod launch;
 mod memory;
 mod ops;
 mod optimizer;
+mod spare;
 mod trunk;
 mod verify;
 mod warm;

@@ -128,10 +128,11 @@ impl KeepPolicy {
         Self { blocks: [depth; 6], hosted: Hosted { items: [true; 6], blocks: depth.saturating_sub(1) } }
     }
 
-    /// Buys for at most `budget` bytes of the device, and for at most `host.bytes` of the host if its link carries them in the
-    /// `forward_s` seconds of a forward pass: whatever saves most.
+    /// Buys for at most `budget` bytes of the device, and for at most `host.bytes` of the host if its link carries them while the
+    /// blocks of a forward pass of `forward_s` seconds run, the first and last but one: whatever saves most.
     pub fn within(budget: u64, host: HostRoom, forward_s: f64, size: &Size, depth: usize) -> Self {
-        let copied = (host.bytes_per_second * forward_s) as u64;
+        let window_s = forward_s * depth.saturating_sub(SLOTS) as f64 / depth.max(1) as f64;
+        let copied = (host.bytes_per_second * window_s) as u64;
         let mut best = Self::on_device(budget, Hosted::default(), size, depth);
         for set in 1u32..1 << 5 {
             // `CrossAttended` saves too little to be carried.

@@ -138,7 +138,10 @@ pub fn build(store: &EpisodeStore, recipe: &LingbotRecipe, schedules: &Schedules
             Tensor::from_slice(rows, (real, width), &Device::Cpu)
         })
         .collect::<candle_core::Result<_>>()?;
+    // What products read of it: a GPU is sent half the bytes of a micro-step's input.
+    let dtype = recipe.precision.params.dtype();
     let input = LingbotInput { episodes, prompts, alignment: recipe.packing.alignment };
+    let input = input.map(|tensor| tensor.to_dtype(dtype))?;
     Ok(Batch { place, input, targets, shares, text_rows, text_padding })
 }
 
