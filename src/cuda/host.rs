@@ -18,15 +18,17 @@ use std::thread::JoinHandle;
 pub(crate) const LIMIT_VARIABLE: &str = "LBVA_TUI_HOST_GIB";
 
 /// Bytes that are mapped and pinned at once.
-const CHUNK: usize = 512 << 20;
+const CHUNK: usize = 256 << 20;
+/// The smallest page of x86-64 and most others.
+const PAGE: usize = 4096;
 /// Threads that do so, at most.
 const THREADS: usize = 16;
 /// Of what the machine has available, the share that this process and those of the other GPUs take at most: data loading,
 /// checkpoints and the page cache live in the rest.
 const SHARE: f64 = 0.6;
-/// Of a PCIe link's nominal bytes, those to count on: 55 of 63 GB/s arrive on an idle device, about 50 beside a forward pass,
-/// and a pass that waits for its link loses more than the copies save.
-const EFFICIENCY: f64 = 0.78;
+/// Of a PCIe link's nominal bytes, those to count on: 55 of 63 GB/s arrive, and a pass that waits for its link loses more than
+/// the copies save.
+const EFFICIENCY: f64 = 0.83;
 
 /// Room in the host's memory, and how fast one gets there.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,6 +51,9 @@ pub(crate) struct HostLink {
 struct Shared {
     chunks: Mutex<Chunks>,
     changed: Condvar,
+    /// Held while the driver pins: it holds the process's table of mappings, and several at once would keep everybody else
+    /// from allocating memory.
+    pinning: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -213,14 +218,15 @@ fn pin_chunks(context: &Arc<CudaContext>, shared: &Shared) {
         let index = chunks.next;
         chunks.next += 1;
         drop(chunks);
-        let chunk = pin(context).map_err(|reason| format!("pinning {CHUNK} bytes of the host's memory: {reason}"));
+        let chunk = pin(context, &shared.pinning)
+            .map_err(|reason| format!("pinning {CHUNK} bytes of the host's memory: {reason}"));
         shared.lock().made[index] = Some(chunk);
         shared.changed.notify_all();
     }
 }
 
 /// A chunk of memory that the device can reach.
-fn pin(context: &Arc<CudaContext>) -> std::result::Result<usize, String> {
+fn pin(context: &Arc<CudaContext>, pinning: &Mutex<()>) -> std::result::Result<usize, String> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping of its own, at an address that the system chooses.
     let address = unsafe { mmap_anonymous(std::ptr::null_mut(), CHUNK, protection, MapFlags::PRIVATE) }
@@ -228,9 +234,14 @@ fn pin(context: &Arc<CudaContext>) -> std::result::Result<usize, String> {
     // Large pages halve the time; where there are none, small ones do.
     // SAFETY: the range is the mapping made above, whose contents nobody has yet.
     let _ = unsafe { madvise(address, CHUNK, Advice::LinuxHugepage) };
-    // SAFETY: as above. Systems that do not know this advice give each page when the device pins it.
-    let _ = unsafe { madvise(address, CHUNK, Advice::LinuxPopulateWrite) };
+    // The system gives pages at their first use, here to many threads at once; asked for all of a range (by advice, or by the
+    // driver) it does so one range at a time.
+    for page in (0..CHUNK).step_by(PAGE) {
+        // SAFETY: inside of the mapping, which nobody else knows.
+        unsafe { address.cast::<u8>().add(page).write_volatile(0) };
+    }
     let pinned = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| {
+        let _one_at_a_time = pinning.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the range is mapped until `HostLink` is dropped.
         unsafe { sys::cuMemHostRegister_v2(address, CHUNK, 0) }.result().map_err(|error| error.to_string())
     });
