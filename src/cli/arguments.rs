@@ -600,6 +600,9 @@ pub struct TrunkBenchArguments {
     /// Most of the host's memory that a pass may keep something in, GiB [default: what the machine has to spare]
     #[arg(long, value_name = "GIB")]
     pub host: Option<u64>,
+    /// One more pass, timed kernel by kernel: all launches alike on a line, the longest first
+    #[arg(long)]
+    pub kernels: bool,
 }
 
 /// A chunk and a window, written `4:64`.

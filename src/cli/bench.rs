@@ -63,6 +63,7 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
         optimizer: arguments.optimizer,
         arena_gib: arguments.arena,
         host_gib: arguments.host,
+        kernels: arguments.kernels,
     };
     let figures = crate::cuda::trunk(&bench, &mut |what| output::note(format!("{what} ...")))?;
     if global.json {
@@ -83,6 +84,9 @@ fn trunk(arguments: &super::arguments::TrunkBenchArguments, global: &Global) -> 
     ))?;
     if let Some(update) = figures.update_s {
         output::line(format!("update {:.1} ms", 1e3 * update))?;
+    }
+    for time in &figures.kernels {
+        output::line(format!("  {:>8.1} ms {:>5} x {}", time.ms, time.calls, time.name))?;
     }
     for (chunk, window, first, median) in &figures.draws {
         output::line(format!("chunk {chunk}, window {window}: first {first:.3} s, then {median:.3} s"))?;

@@ -9,6 +9,7 @@ use super::engine::Engine;
 use super::gemm::{AlgorithmTime, Gemm};
 use super::launch::{Argument, Grid, Operand, Slice, device_error, long};
 use super::optimizer::UpdateRule;
+use super::timeline::KernelTime;
 use crate::config::{LingbotModelConfig, ParameterFormat};
 use crate::model::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, Transformer, lingbot_parameter_specs};
 use crate::random::{Draw, Purpose};
@@ -17,6 +18,7 @@ use crate::train::gradients::DeviceTimes;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What to time.
@@ -37,6 +39,8 @@ pub(crate) struct TrunkBench {
     pub arena_gib: Option<u64>,
     /// GiB of the host's memory that may be taken; without, what the machine has to spare.
     pub host_gib: Option<u64>,
+    /// One more pass, timed kernel by kernel.
+    pub kernels: bool,
 }
 
 /// Milliseconds of the parts of a pass.
@@ -84,6 +88,9 @@ pub(crate) struct TrunkFigures {
     /// (chunk, window, first seconds, then the median of the repeats) of other draws.
     pub draws: Vec<(usize, usize, f64, f64)>,
     pub loss: f64,
+    /// A pass by kernel, if that was asked for; what is missing to the whole is candle's and the host's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<KernelTime>,
 }
 
 const VIDEO_GRID: [usize; 2] = [8, 16];
@@ -226,6 +233,13 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
         times.push(took);
         parts = last;
     }
+    let mut kernels = Vec::new();
+    if bench.kernels {
+        tell("a pass by kernel");
+        engine.gpu().timeline.begin();
+        pass(&mut engine, &input)?;
+        kernels = engine.gpu().timeline.end()?;
+    }
     let mut draws = Vec::new();
     for &(chunk, window) in &bench.draws[1..] {
         tell(&format!("chunk {chunk}, window {window}"));
@@ -275,6 +289,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
         mfu: parts.peak.map(|peak| 100.0 * parts.flop / median_s / peak),
         draws,
         loss: value,
+        kernels,
     })
 }
 
@@ -297,7 +312,7 @@ pub(crate) fn gemm(tokens: usize) -> Result<Vec<AlgorithmTime>> {
         launcher.launch("fill_normal_bf16", Grid::new(count.div_ceil(1024) + 1, 256), &arguments)?;
         Ok(slice)
     };
-    let gemm = Gemm::new(std::sync::Arc::clone(&gpu.stream), true)?;
+    let gemm = Gemm::new(Arc::clone(&gpu.stream), Arc::clone(&gpu.timeline), true)?;
     let (x, y) = (allocate(tokens * ffn)?, allocate(tokens * ffn)?);
     let (w, spare) = (allocate(width * ffn)?, allocate(tokens * ffn)?);
     let wide =

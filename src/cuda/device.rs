@@ -3,6 +3,7 @@
 use super::kernels::Kernels;
 use super::launch::{Launcher, device_error};
 use super::memory::ProcessMemory;
+use super::timeline::Timeline;
 use super::warm::Warming;
 use crate::{Error, Exit, Result};
 use candle_core::Device;
@@ -19,6 +20,7 @@ pub(crate) struct Gpu {
     pub device: Device,
     pub stream: Arc<CudaStream>,
     kernels: Arc<Kernels>,
+    pub timeline: Arc<Timeline>,
     /// `NVIDIA H200`
     pub name: String,
     /// Of all its memory.
@@ -119,6 +121,7 @@ impl Gpu {
             device,
             stream,
             kernels,
+            timeline: Arc::default(),
             name: found.name,
             total_bytes: found.total_bytes,
             peak_flops,
@@ -133,7 +136,7 @@ impl Gpu {
     }
 
     pub fn launcher(&self) -> Launcher {
-        Launcher::new(Arc::clone(&self.stream), Arc::clone(&self.kernels))
+        Launcher::new(Arc::clone(&self.stream), Arc::clone(&self.kernels), Arc::clone(&self.timeline))
     }
 
     /// Bytes that nobody uses, and bytes in all.

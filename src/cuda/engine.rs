@@ -155,7 +155,7 @@ impl Engine {
                     .map_err(|error| device_error(error, "allocating the gradient norm"))?,
             }),
         };
-        let gemm = Arc::new(Gemm::new(Arc::clone(&gpu.stream), half)?);
+        let gemm = Arc::new(Gemm::new(Arc::clone(&gpu.stream), Arc::clone(&gpu.timeline), half)?);
         let gradient_base = gradients.device_ptr(&gpu.stream).0;
         let host = HostLink::open(&gpu)?;
         let trunk = Trunk::new(shape, launcher.clone(), gemm, half, &flat, parameter_base, gradient_base)?;

@@ -5,6 +5,7 @@
 //! shape, asked once and kept: choosing by timing would make two runs of one seed differ.
 
 use super::launch::{Operand, Slice};
+use super::timeline::Timeline;
 use crate::{Error, Exit, Result};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -82,6 +83,7 @@ struct Library {
     handle: sys::cublasLtHandle_t,
     workspace: CudaSlice<u8>,
     stream: Arc<CudaStream>,
+    timeline: Arc<Timeline>,
     algorithms: Mutex<HashMap<Shape, Plan>>,
 }
 
@@ -135,12 +137,12 @@ fn failed(what: impl std::fmt::Display) -> impl FnOnce(result::CublasError) -> E
 
 impl Gemm {
     /// For operands of bf16, or f32 (then without TF32: that path is for checks).
-    pub fn new(stream: Arc<CudaStream>, half: bool) -> Result<Self> {
+    pub fn new(stream: Arc<CudaStream>, timeline: Arc<Timeline>, half: bool) -> Result<Self> {
         let handle = result::create_handle().map_err(failed("opening cuBLASLt"))?;
         let workspace = stream
             .alloc_zeros::<u8>(WORKSPACE)
             .map_err(|error| super::launch::device_error(error, "allocating cuBLASLt's scratch space"))?;
-        let library = Library { handle, workspace, stream, algorithms: Mutex::default() };
+        let library = Library { handle, workspace, stream, timeline, algorithms: Mutex::default() };
         Ok(Self { device: Some(library), operand: Self::dtype(half) })
     }
 
@@ -267,7 +269,9 @@ impl Library {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => place.insert(self.plan(shape, operand, preferred(&shape))?),
         };
-        self.multiply(plan, shape, a, b, out, extra)
+        let Shape { product, n, inputs, outputs, .. } = shape;
+        let name = || format!("{product:?}, {inputs} -> {outputs}, {n} rows");
+        self.timeline.around(&self.stream, name, || self.multiply(plan, shape, a, b, out, extra))
     }
 
     fn multiply(&self, plan: &Plan, shape: Shape, a: u64, b: u64, out: u64, extra: Extra) -> Result<()> {

@@ -5,6 +5,7 @@
 //! launches nothing: the same program that computes also predicts its memory.
 
 use super::kernels::Kernels;
+use super::timeline::Timeline;
 use crate::{Error, Exit, Result};
 use cudarc::driver::{CudaStream, DriverError, LaunchConfig, sys};
 use std::marker::PhantomData;
@@ -173,12 +174,12 @@ impl Grid {
 /// Launches kernels on one stream, or pretends to.
 #[derive(Clone, Debug)]
 pub(crate) struct Launcher {
-    device: Option<(Arc<CudaStream>, Arc<Kernels>)>,
+    device: Option<(Arc<CudaStream>, Arc<Kernels>, Arc<Timeline>)>,
 }
 
 impl Launcher {
-    pub fn new(stream: Arc<CudaStream>, kernels: Arc<Kernels>) -> Self {
-        Self { device: Some((stream, kernels)) }
+    pub fn new(stream: Arc<CudaStream>, kernels: Arc<Kernels>, timeline: Arc<Timeline>) -> Self {
+        Self { device: Some((stream, kernels, timeline)) }
     }
 
     /// Launches nothing: for counting memory.
@@ -188,17 +189,17 @@ impl Launcher {
 
     /// The stream, unless nothing is launched.
     pub fn stream(&self) -> Option<&Arc<CudaStream>> {
-        self.device.as_ref().map(|(stream, _)| stream)
+        self.device.as_ref().map(|(stream, ..)| stream)
     }
 
     /// Whether the kernels for this device include `name`.
     pub fn has(&self, name: &str) -> bool {
-        self.device.as_ref().is_some_and(|(_, kernels)| kernels.has(name))
+        self.device.as_ref().is_some_and(|(_, kernels, _)| kernels.has(name))
     }
 
     /// Runs kernel `name`. `shapes` says what it was asked to do, for the error.
     pub fn launch(&self, name: &str, grid: Grid, arguments: &[Argument]) -> Result<()> {
-        let Some((stream, kernels)) = &self.device else { return Ok(()) };
+        let Some((stream, kernels, timeline)) = &self.device else { return Ok(()) };
         let [x, y] = grid.blocks;
         if x == 0 || y == 0 {
             return Ok(());
@@ -221,15 +222,25 @@ impl Launcher {
         }
         // SAFETY: the launchers in `ops` pass the arguments in the order and types that the kernel declares, and slices
         // cut from live buffers that are as long as the kernel's description says.
-        unsafe { launch.launch(config) }.map_err(|error| {
-            device_error(error, format!("kernel {name} on {x} x {y} blocks of {} threads, {arguments:?}", grid.threads))
-        })?;
+        let mut launched = || unsafe { launch.launch(config) };
+        timeline.around(
+            stream,
+            || format!("{name} on {x} x {y} blocks"),
+            || {
+                launched().map_err(|error| {
+                    device_error(
+                        error,
+                        format!("kernel {name} on {x} x {y} blocks of {} threads, {arguments:?}", grid.threads),
+                    )
+                })
+            },
+        )?;
         Ok(())
     }
 
     /// Sets bytes to zero.
     pub fn zero<E: Element>(&self, slice: Slice<E>, operand: usize) -> Result<()> {
-        let Some((stream, _)) = &self.device else { return Ok(()) };
+        let Some((stream, ..)) = &self.device else { return Ok(()) };
         let bytes = slice.len() * E::bytes(operand);
         // SAFETY: the slice lies in a live allocation of at least these bytes.
         unsafe { cudarc::driver::result::memset_d8_async(slice.address(), 0, bytes, stream.cu_stream()) }
@@ -238,7 +249,7 @@ impl Launcher {
 
     /// Copies between two places on the device.
     pub fn copy<E: Element>(&self, from: Slice<E>, to: Slice<E>, operand: usize) -> Result<()> {
-        let Some((stream, _)) = &self.device else { return Ok(()) };
+        let Some((stream, ..)) = &self.device else { return Ok(()) };
         if from.len() != to.len() {
             return Err(Error::crash(format!("a copy of {} elements into {}", from.len(), to.len())));
         }

@@ -21,6 +21,7 @@ mod memory;
 mod ops;
 mod optimizer;
 mod spare;
+mod timeline;
 mod trunk;
 mod verify;
 mod warm;

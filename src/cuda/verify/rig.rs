@@ -249,7 +249,7 @@ impl<'g> Rig<'g> {
         Ok(Self {
             gpu,
             ops: Ops { launcher: gpu.launcher(), half, eps: EPS as f32 },
-            gemm: Gemm::new(Arc::clone(&gpu.stream), half)?,
+            gemm: Gemm::new(Arc::clone(&gpu.stream), Arc::clone(&gpu.timeline), half)?,
             arena: Arena::new(base, bytes as u64, operand.bytes()),
             operand,
             memory,
