@@ -12,7 +12,7 @@ use super::collective::{Alone, Collective};
 use super::device::Gpu;
 use super::flat::FlatLayout;
 use super::gemm::Gemm;
-use super::host::HostLink;
+use super::host::{HostLink, HostRoom};
 use super::islands::pull;
 use super::launch::{Launcher, Operand, Slice, device_error};
 use super::optimizer::{self, NormBuffer, UpdateBuffers, UpdateRule};
@@ -56,6 +56,9 @@ pub(crate) struct Engine {
     planned_for: Option<BatchSize>,
     /// A policy that was asked for.
     keep: Option<KeepPolicy>,
+    /// Whether the run's first micro-step is to come. That goes without the host's memory, which is pinned meanwhile; since it
+    /// is the first of the run and not of the process, a resumed run does each step as one that was never stopped.
+    begins: bool,
     peak_seen: AtomicU64,
     account: MemoryAccount,
     collective: Box<dyn Collective>,
@@ -175,6 +178,7 @@ impl Engine {
             policy: None,
             planned_for: None,
             keep: None,
+            begins: true,
             peak_seen: AtomicU64::new(0),
             account: MemoryAccount::default(),
             collective: Box::new(Alone),
@@ -190,14 +194,9 @@ impl Engine {
         };
     }
 
-    /// Makes ready for batches of this size before the first is there: what they will have in the host's memory is pinned
-    /// meanwhile.
-    pub fn expect(&mut self, size: &BatchSize) -> Result<()> {
-        let tables = BatchTables::sized(size, self.trunk.rotary_pairs(), self.trunk.attention().tiling())?;
-        let (policy, needed) = self.plan(&tables)?;
-        tracing::debug!(%policy, host = needed.host, "expected");
-        self.host.reserve(needed.host);
-        Ok(())
+    /// These are no first steps: what a run's first micro-step does differently, it has done.
+    pub fn goes_on(&mut self) {
+        self.begins = false;
     }
 
     /// At most this many bytes for the arena.
@@ -295,10 +294,12 @@ impl Engine {
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
         self.gpu.wait_for_kernels();
-        self.pass(model, input, weight, loss).map_err(|error| match error.code {
+        let step = self.pass(model, input, weight, loss).map_err(|error| match error.code {
             "gpu_out_of_memory" => self.out_of_memory(error),
             _ => error,
-        })
+        })?;
+        self.begins = false;
+        Ok(step)
     }
 
     /// What was taken when memory ran out.
@@ -473,9 +474,16 @@ impl Engine {
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
         self.account.predicted_islands = islands_bytes(&tables.batch_size(), self.trunk.width());
         let budget = self.budget(tables)?;
-        let (policy, needed) = self.plan(tables)?;
-        self.planned_for = self.keep.is_none().then(|| tables.batch_size());
-        let bytes = needed.bytes();
+        let (mut policy, mut needed) = self.plan(tables, budget)?;
+        self.host.reserve(needed.host);
+        let mut bytes = needed.bytes();
+        let without_host = self.begins && needed.host > 0 && self.keep.is_none();
+        if without_host {
+            (policy, needed) = self.trunk.policy_within(tables, budget, HostRoom::default(), None)?;
+            // Room for the passes after this one, too.
+            bytes = bytes.max(needed.bytes());
+        }
+        self.planned_for = (self.keep.is_none() && !without_host).then(|| tables.batch_size());
         if bytes > budget.max(held) {
             let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());
             return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what).hint(
@@ -483,7 +491,6 @@ impl Engine {
                  packing.token_budget)",
             ));
         }
-        self.host.reserve(needed.host);
         if bytes > held {
             self.arena = None;
             self.gpu.synchronize()?;
@@ -510,12 +517,11 @@ impl Engine {
         Ok(self.limit.map_or(room, |limit| limit.min(room)))
     }
 
-    /// What to keep of a batch, and where.
-    fn plan(&self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
+    /// What to keep of a batch within `budget` bytes of the device, and where.
+    fn plan(&self, tables: &BatchTables, budget: u64) -> Result<(KeepPolicy, Needed)> {
         if let Some(policy) = self.keep {
             return Ok((policy, self.trunk.predict(tables, &policy)?));
         }
-        let budget = self.budget(tables)?;
         // A batch as large as the last goes as the last did: the search takes the host some milliseconds.
         if let Some((policy, _)) = self.policy
             && self.planned_for == Some(tables.batch_size())

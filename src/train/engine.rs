@@ -140,6 +140,7 @@ impl Engine {
             if let Some(tensors) = optimizer {
                 engine.load_optimizer(tensors)?;
             }
+            engine.goes_on();
             return Ok(Self(On::Cuda(Box::new(engine))));
         }
         refuse_gpu(spec.device)?;
