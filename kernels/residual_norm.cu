@@ -5,7 +5,8 @@
 // Floor, bf16 operands, bytes a channel: forward 12 (x 4, y 2, x1 4, h 2); backward 18 (dh 2, dx 4 + 4, x1 4, y 2, dy 2) and
 // 4 a partial sum and segment.
 //
-// A modulation row part i is e0[row, i, :] + table[i, :], e0 T [R, 6, D], table T [6, D]. D a multiple of 8, pointers 16-byte
+// A modulation row part i is e0[row, i, :] + table[i, :], e0 T [R, 6, D], table T [6, D]: of the block that the norm is of, and
+// for the gate (gate_table) of the block whose result is added, which may be the one before. D a multiple of 8, pointers 16-byte
 // aligned. A thread owns the same channels of every token it sees (two groups of four), so modulation and partial sums
 // stay with it. Up to REGISTER_WIDTH channels a token stays in registers; wider ones are read again.
 #include "common.cuh"
@@ -62,8 +63,8 @@ __device__ __forceinline__ void gate_of(int gate_part, const T* e0, const T* tab
 }
 
 template <typename T>
-__device__ __forceinline__ void forward(const float* x, const T* y, int gate_part, const T* e0, const T* table,
-                                        const int* rows, float sign, float* x_out, int kind, const T* weight,
+__device__ __forceinline__ void forward(const float* x, const T* y, int gate_part, const T* gate_table, const T* e0,
+                                        const T* table, const int* rows, float sign, float* x_out, int kind, const T* weight,
                                         const T* bias, int shift_part, int scale_part, T* h, float* mean_out,
                                         float* rstd_out, float eps, long long N, int D) {
     __shared__ typename BlockSum<WARPS, 1>::Shared shared;
@@ -115,7 +116,7 @@ __device__ __forceinline__ void forward(const float* x, const T* y, int gate_par
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++) {
                     if (!active[g]) continue;
-                    gate_of(gated ? gate_part : -1, e0, table, row, D, column[g], gate[g]);
+                    gate_of(gated ? gate_part : -1, e0, gate_table, row, D, column[g], gate[g]);
 #pragma unroll
                     for (int i = 0; i < 4; i++) gate[g][i] *= sign;
                     affine(kind, weight, bias, e0, table, row, shift_part, scale_part, D, column[g], factor[g], shift[g]);
@@ -169,7 +170,7 @@ __device__ __forceinline__ void forward(const float* x, const T* y, int gate_par
             if (y) {
                 float gate[4], added[4];
                 load(y + token * D + column, added);
-                gate_of(gated ? gate_part : -1, e0, table, row, D, column, gate);
+                gate_of(gated ? gate_part : -1, e0, gate_table, row, D, column, gate);
 #pragma unroll
                 for (int i = 0; i < 4; i++) value[i] += sign * gate[i] * added[i];
                 store(x_out + token * D + column, value);
@@ -220,8 +221,8 @@ __device__ __forceinline__ void factor_of(int kind, const T* weight, const T* e0
 template <typename T>
 __device__ __forceinline__ void backward(const T* dh, float* dx, const float* x1, const float* mean_in,
                                          const float* rstd_in, int kind, const T* weight, const T* y, int gate_part,
-                                         const T* e0, const T* table, const int* rows, int scale_part, T* dy,
-                                         float* d_scale, float* d_shift, float* d_gate, const int* tokens_by_row,
+                                         const T* gate_table, const T* e0, const T* table, const int* rows,
+                                         int scale_part, T* dy, float* d_scale, float* d_shift, float* d_gate, const int* tokens_by_row,
                                          const int* segment_start, int S, int D) {
     __shared__ typename BlockSum<WARPS, 2>::Shared shared;
     // Each thread's own gate and factor: 16 registers a thread fewer, and a second block fits on a multiprocessor.
@@ -248,7 +249,7 @@ __device__ __forceinline__ void backward(const T* dh, float* dx, const float* x1
             for (int i = 0; i < 4; i++) sum_scale[g][i] = sum_shift[g][i] = sum_gate[g][i] = 0;
             if (!active[g]) continue;
             float values[4];
-            gate_of(gate_read, e0, table, row, D, column[g], values);
+            gate_of(gate_read, e0, gate_table, row, D, column[g], values);
             held_gate[g][threadIdx.x] = make_float4(values[0], values[1], values[2], values[3]);
             factor_of(kind_read, weight, e0, table, row, scale_part, D, column[g], values);
             held_factor[g][threadIdx.x] = make_float4(values[0], values[1], values[2], values[3]);
@@ -396,7 +397,7 @@ __device__ __forceinline__ void backward(const T* dh, float* dx, const float* x1
             }
             if (dy) {
                 float gate[4];
-                gate_of(gate_part, e0, table, row, D, column, gate);
+                gate_of(gate_part, e0, gate_table, row, D, column, gate);
 #pragma unroll
                 for (int i = 0; i < 4; i++) gate[i] *= gradient[i];
                 store(dy + start + column, gate);
@@ -413,11 +414,11 @@ __device__ __forceinline__ void backward(const T* dh, float* dx, const float* x1
 // Launch: block 384, grid ceil(N / 16), no dynamic shared memory.
 #define RESIDUAL_NORM(SUFFIX, T)                                                                                        \
     extern "C" __global__ void __launch_bounds__(384, 2) residual_norm_##SUFFIX(                                       \
-        const float* x, const T* y, int gate_part, const T* e0, const T* table, const int* rows, float sign, float* x_out, \
-        int kind, const T* weight, const T* bias, int shift_part, int scale_part, T* h, float* mean, float* rstd,       \
-        float eps, long long N, int D) {                                                                                \
-        residual_norm::forward<T>(x, y, gate_part, e0, table, rows, sign, x_out, kind, weight, bias, shift_part,        \
-                                  scale_part, h, mean, rstd, eps, N, D);                                               \
+        const float* x, const T* y, int gate_part, const T* gate_table, const T* e0, const T* table, const int* rows,   \
+        float sign, float* x_out, int kind, const T* weight, const T* bias, int shift_part, int scale_part, T* h,       \
+        float* mean, float* rstd, float eps, long long N, int D) {                                                      \
+        residual_norm::forward<T>(x, y, gate_part, gate_table, e0, table, rows, sign, x_out, kind, weight, bias,        \
+                                  shift_part, scale_part, h, mean, rstd, eps, N, D);                                   \
     }
 RESIDUAL_NORM(bf16, bf16)
 RESIDUAL_NORM(f32, float)
@@ -433,10 +434,11 @@ RESIDUAL_NORM(f32, float)
 #define RESIDUAL_NORM_BACKWARD(SUFFIX, T)                                                                               \
     extern "C" __global__ void __launch_bounds__(384, sizeof(T) == 2 ? 2 : 1) residual_norm_backward_##SUFFIX(       \
         const T* dh, float* dx, const float* x1, const float* mean, const float* rstd, int kind, const T* weight,       \
-        const T* y, int gate_part, const T* e0, const T* table, const int* rows, int scale_part, T* dy, float* d_scale, \
-        float* d_shift, float* d_gate, const int* tokens_by_row, const int* segment_start, int S, int D) {              \
-        residual_norm::backward<T>(dh, dx, x1, mean, rstd, kind, weight, y, gate_part, e0, table, rows, scale_part, dy, \
-                                   d_scale, d_shift, d_gate, tokens_by_row, segment_start, S, D);                      \
+        const T* y, int gate_part, const T* gate_table, const T* e0, const T* table, const int* rows, int scale_part,   \
+        T* dy, float* d_scale, float* d_shift, float* d_gate, const int* tokens_by_row, const int* segment_start, int S, \
+        int D) {                                                                                                        \
+        residual_norm::backward<T>(dh, dx, x1, mean, rstd, kind, weight, y, gate_part, gate_table, e0, table, rows,     \
+                                   scale_part, dy, d_scale, d_shift, d_gate, tokens_by_row, segment_start, S, D);      \
     }
 RESIDUAL_NORM_BACKWARD(bf16, bf16)
 RESIDUAL_NORM_BACKWARD(f32, float)

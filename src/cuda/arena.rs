@@ -64,6 +64,12 @@ impl Arena {
         self.used = mark.0;
     }
 
+    /// Goes on from a mark, though more was taken since, or less: nobody reads any more what lies beyond it, or nobody has yet
+    /// written there.
+    pub fn go_on_from(&mut self, mark: Mark) {
+        self.used = mark.0;
+    }
+
     /// The most bytes that were in use at once.
     pub fn peak(&self) -> u64 {
         self.peak

@@ -250,8 +250,11 @@ impl Attention {
         let mut arguments: Vec<Argument> = matrix(&out).to_vec();
         arguments.extend(matrix(&out_gradient));
         arguments.extend([delta.into(), int(tables.queries)?, int(heads)?, int(self.head_dim)?]);
-        let warps = tables.queries * heads;
-        ops.launcher.launch(&format!("attention_delta_{}", self.suffix), Grid::new(warps.div_ceil(8), 256), &arguments)
+        let grid = match self.hopper {
+            true => Grid::new(tables.queries.div_ceil(8), 256).shared(32 * heads as u32),
+            false => Grid::new((tables.queries * heads).div_ceil(8), 256),
+        };
+        ops.launcher.launch(&self.name("_delta"), grid, &arguments)
     }
 
     /// Of the queries alone. On the way it corrects `known.delta` for [`Self::key_gradients`].

@@ -246,7 +246,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let tokens = layout.tokens();
     let (kept, arena, host) = engine
         .policy()
-        .map_or((String::new(), 0, 0), |(policy, needed)| (policy.to_string(), needed.bytes(), needed.host));
+        .map_or((String::new(), 0, 0), |(policy, needed)| (policy.to_string(), needed.device, needed.host));
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     Ok(TrunkFigures {
         program: "lbva-tui",

@@ -346,7 +346,6 @@ impl Engine {
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
         let base = memory.device_ptr(&self.gpu.stream).0;
         let operand = self.operand_bytes();
-        let mut arena = Arena::new(base, needed.kept, operand);
         let shared: Vec<Var> = front
             .tensors()
             .into_iter()
@@ -357,7 +356,14 @@ impl Engine {
         let e0 = conditioning.e0.contiguous()?;
         let text = conditioning.text.contiguous()?;
         let condition = Condition { e0: operand_slice(&e0, &self.gpu)?, text: operand_slice(&text, &self.gpu)? };
-        let mut pass = Pass::begin(&self.trunk, &mut arena, &tables, condition, &policy, Some(&self.host))?;
+        let mut pass = Pass::begin(
+            &self.trunk,
+            Arena::new(base, needed.device, operand),
+            &tables,
+            condition,
+            &policy,
+            Some(&self.host),
+        )?;
         let copy_in = |tensor: &Tensor, to: Slice<f32>| -> Result<()> {
             let tensor = tensor.contiguous()?;
             self.launcher.copy(float_slice(&tensor, &self.gpu)?, to, operand)
@@ -378,10 +384,10 @@ impl Engine {
         let rows = rows.iter().map(Tensor::contiguous).collect::<candle_core::Result<Vec<_>>>()?;
         let parts = rows.iter().map(|part| operand_slice(part, &self.gpu)).collect::<Result<Vec<_>>>()?;
         pass.embed(&parts)?;
-        pass.work_in(Arena::new(base + needed.kept, needed.scratch, operand));
         let mut insertion_inputs: BTreeMap<usize, Tensor> = BTreeMap::new();
         for layer in 0..depth {
             if let (Some(branch), Some(geometry)) = (model.insertion(layer), &conditioning.geometry) {
+                pass.settle(layer)?;
                 let x = copy_out(pass.input(layer), &stream_shape)?;
                 let inserted = branch.forward(&x, &geometry.detach(), model.placement(&layout).video_tokens)?;
                 copy_in(&inserted, pass.input(layer))?;
@@ -476,12 +482,12 @@ impl Engine {
         let budget = self.budget(tables)?;
         let (mut policy, mut needed) = self.plan(tables, budget)?;
         self.host.reserve(needed.host);
-        let mut bytes = needed.bytes();
+        let mut bytes = needed.device;
         let without_host = self.begins && needed.host > 0 && self.keep.is_none();
         if without_host {
             (policy, needed) = self.trunk.policy_within(tables, budget, HostRoom::default(), None)?;
             // Room for the passes after this one, too.
-            bytes = bytes.max(needed.bytes());
+            bytes = bytes.max(needed.device);
         }
         self.planned_for = (self.keep.is_none() && !without_host).then(|| tables.batch_size());
         if bytes > budget.max(held) {
@@ -528,7 +534,7 @@ impl Engine {
         {
             let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
             let needed = self.trunk.predict(tables, &policy)?;
-            if needed.bytes() <= budget.min(held) {
+            if needed.device <= budget.min(held) {
                 return Ok((policy, needed));
             }
         }

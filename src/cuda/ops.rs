@@ -85,11 +85,16 @@ pub(crate) struct Segments {
     pub rows: usize,
 }
 
-/// A result that is to be added: y, and the part of the modulation that gates it, or -1.
+/// A result that is to be added: y, the part of the modulation that gates it, or -1, and the table of its block, [6, D].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Added {
     pub y: Slice<Operand>,
     pub gate: i32,
+    pub table: Slice<Operand>,
+}
+
+impl Added {
+    const NOTHING: Self = Self { y: Slice::null(), gate: -1, table: Slice::null() };
 }
 
 /// What happens to the residual stream before its norm. The result may lie where the stream lay.
@@ -143,10 +148,10 @@ impl Ops {
         tokens: usize,
         width: usize,
     ) -> Result<()> {
-        let (y, gate, sign, x_out) = match change {
-            Change::Nothing => (Slice::null(), -1, 1.0, Slice::null()),
-            Change::Add(added, x_out) => (added.y, added.gate, 1.0, x_out),
-            Change::TakeBack(added, x_out) => (added.y, added.gate, -1.0, x_out),
+        let (added, sign, x_out) = match change {
+            Change::Nothing => (Added::NOTHING, 1.0, Slice::null()),
+            Change::Add(added, x_out) => (added, 1.0, x_out),
+            Change::TakeBack(added, x_out) => (added, -1.0, x_out),
         };
         let (weight, bias) = norm.affine();
         let (shift, scale) = norm.parts();
@@ -155,8 +160,9 @@ impl Ops {
             Grid::new(tokens.div_ceil(16), 384),
             &[
                 x.into(),
-                y.into(),
-                gate.into(),
+                added.y.into(),
+                added.gate.into(),
+                added.table.into(),
                 modulation.e0.into(),
                 modulation.table.into(),
                 modulation.rows.into(),
@@ -192,10 +198,7 @@ impl Ops {
         segments: &Segments,
         width: usize,
     ) -> Result<()> {
-        let (y, gate, dy) = match added {
-            Some((added, dy)) => (added.y, added.gate, dy),
-            None => (Slice::null(), -1, Slice::null()),
-        };
+        let (Added { y, gate, table }, dy) = added.unwrap_or((Added::NOTHING, Slice::null()));
         let gate_partials = if gate < 0 { Slice::null() } else { partials.gate };
         let (scale_partials, shift_partials) = match norm {
             Norm::None => (Slice::null(), Slice::null()),
@@ -214,6 +217,7 @@ impl Ops {
                 norm.affine().0.into(),
                 y.into(),
                 gate.into(),
+                table.into(),
                 modulation.e0.into(),
                 modulation.table.into(),
                 modulation.rows.into(),

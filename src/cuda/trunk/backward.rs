@@ -5,7 +5,7 @@
 //! Linear layer adds its weight's and bias's gradients to the flat buffers as soon as its output's gradient is there,
 //! because that tensor's room is used again.
 
-use super::forward::{GATES, Run};
+use super::forward::{Finish, GATES, Run};
 use super::keep::{Kept, Outputs};
 use super::weights::Linear;
 use super::{Pass, Tokens};
@@ -40,12 +40,13 @@ impl Pass<'_> {
     /// Block `layer`: from its output and that's gradient to its input and that's gradient, see [`Pass::between`].
     pub fn backward(&mut self, layer: usize) -> Result<()> {
         self.offload.enter(layer)?;
+        self.work_beyond(layer);
         self.scope(|pass| {
             let mut kept = pass.kept[layer];
             if let Some(input) = kept.input {
                 let second = pass.read_of(layer).map_or(pass.size.tokens, |read| read.tokens.count);
                 kept = Kept { input: kept.input, ..Kept::everything(&pass.size, second, &mut pass.scratch)? };
-                pass.forward_block(layer, &kept, input, pass.x)?;
+                pass.forward_block(layer, &kept, (input, Change::Nothing), pass.x, Finish::Now)?;
             }
             pass.backward_block(layer, &kept)
         })?;
@@ -84,7 +85,7 @@ impl Pass<'_> {
         let Scratch { partials, first, second, .. } = scratch;
 
         // x3 = x2 + gate down
-        let added = Added { y: outputs.down, gate: GATES[2] };
+        let added = self.added(at.layer, outputs.down, 2);
         let down_gradient = *first;
         self.norm_backward(Slice::null(), (x, dx), NO_MOMENTS, Norm::None, Some((added, down_gradient)), at, partials)?;
         self.rows_gradient(partials.gate, GATES[2], at, scratch)?;
@@ -107,7 +108,7 @@ impl Pass<'_> {
         self.input_gradient(up_gradient, &weights.up, h_gradient, tokens)?;
         // x2 = x1 + cross_out; h = LN(x2) modulated
         let norm = Norm::Modulate { shift: 3, scale: 4 };
-        let added = Some((Added { y: outputs.cross_out, gate: GATES[1] }, *second));
+        let added = Some((self.added(at.layer, outputs.cross_out, 1), *second));
         self.norm_backward(h_gradient, (x, dx), v.moments, norm, added, at, partials)?;
         self.rows_gradient(partials.shift, 3, at, scratch)?;
         self.rows_gradient(partials.scale, 4, at, scratch)
@@ -123,7 +124,7 @@ impl Pass<'_> {
         let Scratch { partials, first, second, norm: norm_sums, columns } = *scratch;
         let narrow = |slice: Slice<Operand>| Rows::new(slice, width);
 
-        let taken_back = Change::TakeBack(Added { y: outputs.cross_out, gate: GATES[1] }, x);
+        let taken_back = Change::TakeBack(self.added(at.layer, outputs.cross_out, 1), x);
         let v = self.cross_inputs(at.layer, &at.tokens, x, taken_back, kept, Run::Again)?;
         let attended = match kept.cross_attended {
             Some(attended) => attended,
@@ -189,7 +190,7 @@ impl Pass<'_> {
         self.input_gradient(q_gradient, &weights.cross_q, h_gradient, tokens)?;
         // x1 = x + gate out; h = LN(x1) w + b
         let norm = Norm::Affine { weight: weights.cross_norm_weight, bias: weights.cross_norm_bias };
-        let added = Some((Added { y: outputs.out, gate: GATES[0] }, first));
+        let added = Some((self.added(at.layer, outputs.out, 0), first));
         self.norm_backward(h_gradient, (x, dx), v.moments, norm, added, at, &partials)?;
         self.rows_gradient(partials.gate, GATES[0], at, scratch)?;
         let segments = at.tokens.segments.count;
@@ -209,7 +210,7 @@ impl Pass<'_> {
 
         // Where heads read some tokens alone, the stream of all was left as it was.
         let (from, change) = match read {
-            None => (self.x, Change::TakeBack(Added { y: outputs.out, gate: GATES[0] }, self.x)),
+            None => (self.x, Change::TakeBack(self.added(at.layer, outputs.out, 0), self.x)),
             Some(_) => (kept.input.unwrap_or(self.x), Change::Nothing),
         };
         let v = self.self_inputs(at.layer, from, change, kept, Run::Again)?;

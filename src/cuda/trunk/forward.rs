@@ -54,6 +54,14 @@ pub(super) struct FfnInputs {
     pub activated: Slice<Operand>,
 }
 
+/// When a block's last result is added to the stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Finish {
+    Now,
+    /// By the next block's first norm, which reads the stream anyway.
+    Later,
+}
+
 /// Whether a block runs for the first time, into what it keeps, or what it kept is there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Run {
@@ -62,15 +70,49 @@ pub(super) enum Run {
 }
 
 impl Pass<'_> {
-    /// Block `layer`: its input becomes the next one's.
+    /// Block `layer`: its input becomes the next one's, but for what [`Self::settle`] would still add.
     pub fn forward(&mut self, layer: usize) -> Result<()> {
         let (kept, from, to) = (self.kept[layer], self.input(layer), self.input(layer + 1));
         self.offload.enter(layer)?;
-        self.scope(|pass| pass.forward_block(layer, &kept, from, to))
+        self.work_beyond(layer);
+        let change = self.unsettled.take().map_or(Change::Nothing, |added| Change::Add(added, from));
+        // What is not kept will be gone when the next block begins, and heads come after the last.
+        let finish = match kept.outputs.is_some() && layer + 1 < self.trunk.depth() {
+            true => Finish::Later,
+            false => Finish::Now,
+        };
+        self.scope(|pass| pass.forward_block(layer, &kept, (from, change), to, finish))
     }
 
-    /// Block `layer` on the stream at `from`, whose output is left at `to`, or where heads read it; fills what is kept.
-    pub(super) fn forward_block(&mut self, layer: usize, kept: &Kept, from: Slice<f32>, to: Slice<f32>) -> Result<()> {
+    /// Adds to the input of block `layer`, which is next, what the one before it left to be added.
+    pub fn settle(&mut self, layer: usize) -> Result<()> {
+        let Some(added) = self.unsettled.take() else { return Ok(()) };
+        let x = self.input(layer);
+        self.add_alone(Change::Add(added, x), x, layer, &self.tables.all)
+    }
+
+    /// A change of the stream that no norm follows.
+    fn add_alone(&self, change: Change, x: Slice<f32>, layer: usize, tokens: &Tokens) -> Result<()> {
+        let nothing = Moments { mean: Slice::null(), rstd: Slice::null() };
+        let (modulation, ops) = (self.modulation(layer, tokens), &self.trunk.ops);
+        ops.residual_norm(x, change, &modulation, Norm::None, Slice::null(), nothing, tokens.count, self.size.width)
+    }
+
+    /// What a block adds to the stream, the `number`-th of three.
+    pub(super) fn added(&self, layer: usize, y: Slice<Operand>, number: usize) -> Added {
+        Added { y, gate: GATES[number], table: self.trunk.parameters[layer].table }
+    }
+
+    /// Block `layer` on the stream at `from` after `change`, whose output is left at `to`, or where heads read it; fills what is
+    /// kept.
+    pub(super) fn forward_block(
+        &mut self,
+        layer: usize,
+        kept: &Kept,
+        (from, change): (Slice<f32>, Change),
+        to: Slice<f32>,
+        finish: Finish,
+    ) -> Result<()> {
         let (trunk, size, tables) = (self.trunk, self.size, self.tables);
         let weights = &trunk.parameters[layer];
         let width = size.width;
@@ -86,7 +128,7 @@ impl Pass<'_> {
                 Some(attended) => attended,
                 None => (pass.scratch.take(size.tokens * width)?, pass.scratch.take(size.heads * size.tokens)?),
             };
-            let inputs = pass.self_inputs(layer, from, Change::Nothing, kept, Run::First)?;
+            let inputs = pass.self_inputs(layer, from, change, kept, Run::First)?;
             pass.offload.written(layer, Item::Qkv)?;
             pass.attend(&inputs, attended)?;
             pass.offload.written(layer, Item::Attended)?;
@@ -106,7 +148,7 @@ impl Pass<'_> {
                 Some(attended) => attended,
                 None => (pass.scratch.take(tokens.count * width)?, pass.scratch.take(size.heads * tokens.count)?),
             };
-            let change = Change::Add(Added { y: outputs.out, gate: GATES[0] }, to);
+            let change = Change::Add(pass.added(layer, outputs.out, 0), to);
             let inputs = pass.cross_inputs(layer, &tokens, from, change, kept, Run::First)?;
             pass.offload.written(layer, Item::CrossQuery)?;
             pass.attend_text(&inputs, attended, &tokens)?;
@@ -114,17 +156,21 @@ impl Pass<'_> {
             pass.linear(attended.0, &weights.cross_out, outputs.cross_out, tokens.count)
         })?;
         self.scope(|pass| {
-            let change = Change::Add(Added { y: outputs.cross_out, gate: GATES[1] }, to);
+            let change = Change::Add(pass.added(layer, outputs.cross_out, 1), to);
             let h = pass.scratch.take(tokens.count * width)?;
             let inputs = pass.ffn_inputs(layer, &tokens, to, change, h, kept, Run::First)?;
             pass.offload.written(layer, Item::Up)?;
             pass.linear(inputs.activated, &weights.down, outputs.down, tokens.count)
         })?;
         self.offload.written(layer, Item::Outputs)?;
-        let nothing = Moments { mean: Slice::null(), rstd: Slice::null() };
-        let change = Change::Add(Added { y: outputs.down, gate: GATES[2] }, to);
-        let modulation = self.modulation(layer, &tokens);
-        trunk.ops.residual_norm(to, change, &modulation, Norm::None, Slice::null(), nothing, tokens.count, width)
+        let added = self.added(layer, outputs.down, 2);
+        match finish {
+            Finish::Now => self.add_alone(Change::Add(added, to), to, layer, &tokens),
+            Finish::Later => {
+                self.unsettled = Some(added);
+                Ok(())
+            }
+        }
     }
 
     /// From the stream to queries, keys and values of self-attention.

@@ -291,26 +291,37 @@ impl Outputs {
 }
 
 impl Kept {
-    /// Room for what the policy keeps of a block whose second half runs over `second` tokens; `slot` has that of what it hosts.
-    pub fn allocate(
+    /// Room for the inputs of the blocks that keep them. The block before writes it, so it is no part of what a block leaves.
+    pub fn inputs(policy: &KeepPolicy, depth: usize, size: &Size, arena: &mut Arena) -> Result<Vec<Self>> {
+        (0..depth)
+            .map(|layer| {
+                let input = match policy.keeps(Item::Outputs, layer, depth) {
+                    true => None,
+                    false => Some(arena.take(size.tokens * size.width)?),
+                };
+                Ok(Self { input, ..Self::default() })
+            })
+            .collect()
+    }
+
+    /// Room for what the policy has block `layer` keep, whose second half runs over `second` tokens; `slot` has that of what it
+    /// hosts.
+    pub fn take_kept(
+        &mut self,
         policy: &KeepPolicy,
-        layer: usize,
-        depth: usize,
+        (layer, depth): (usize, usize),
         size: &Size,
         second: usize,
         slot: Option<&Self>,
         arena: &mut Arena,
-    ) -> Result<Self> {
-        let mut kept = slot.copied().unwrap_or_default();
+    ) -> Result<()> {
+        *self = Self { input: self.input, ..slot.copied().unwrap_or_default() };
         for item in Item::BY_VALUE {
             if policy.keeps(item, layer, depth) && !policy.hosts(item, layer, depth) {
-                kept.take(item, size, second, arena)?;
+                self.take(item, size, second, arena)?;
             }
         }
-        if kept.outputs.is_none() {
-            kept.input = Some(arena.take(size.tokens * size.width)?);
-        }
-        Ok(kept)
+        Ok(())
     }
 
     /// Room for everything that the backward pass reads, for a block that runs forward again.

@@ -25,7 +25,7 @@ use super::flat::FlatLayout;
 use super::gemm::Gemm;
 use super::host::{HostLink, HostRoom};
 use super::launch::{Launcher, Operand, Slice};
-use super::ops::{Modulation, Ops, Segments, Turns};
+use super::ops::{Added, Modulation, Ops, Segments, Turns};
 use crate::Result;
 use crate::model::TrunkShape;
 use keep::Kept;
@@ -108,13 +108,18 @@ struct Read {
 #[derive(Debug)]
 pub(crate) struct Pass<'t> {
     trunk: &'t Trunk,
-    /// What one block works on; free between forward and backward.
+    /// What one block works on. It lies where later blocks keep theirs: forward they have not written it yet, backward they are
+    /// done with it.
     scratch: Arena,
+    /// Where that begins for each block.
+    free_from: Vec<Mark>,
     size: Size,
     tables: Tables,
     condition: Condition,
     kept: Vec<Kept>,
     offload: Offload<'t>,
+    /// What the last block that ran forward left for the next to add.
+    unsettled: Option<Added>,
     /// The residual stream, [N, D]: forward, the input of the next block unless that keeps its own; backward, the output of
     /// the block that is next.
     x: Slice<f32>,
@@ -213,18 +218,16 @@ impl Trunk {
             gradients: self.gradients.clone(),
             shape: self.shape,
         };
-        let mut arena = Arena::counting(self.ops.operand_bytes());
+        let arena = Arena::counting(self.ops.operand_bytes());
         let condition = Condition { e0: Slice::null(), text: Slice::null() };
-        let mut pass = Pass::begin(&counting, &mut arena, tables, condition, policy, None)?;
-        pass.work_in(Arena::counting(self.ops.operand_bytes()));
+        let mut pass = Pass::begin(&counting, arena, tables, condition, policy, None)?;
         for layer in 0..self.shape.depth {
             pass.forward(layer)?;
         }
         for layer in (0..self.shape.depth).rev() {
             pass.backward(layer)?;
         }
-        let scratch = pass.scratch.peak();
-        Ok(Needed { kept: arena.peak(), scratch, host: policy.host_bytes(&self.size(tables)) })
+        Ok(Needed { device: pass.scratch.peak(), host: policy.host_bytes(&self.size(tables)) })
     }
 
     /// Seconds that a forward pass takes at least on a device of `peak` FLOP a second: products do 56 % of that on an H200,
@@ -250,11 +253,11 @@ impl Trunk {
         // A policy's own account knows neither alignment nor that a block which runs forward again needs more room to work
         // in, so what it may spend is found by trying.
         let (mut low, mut high) = (0, bytes);
-        let mut spend = bytes.saturating_sub(best.1.bytes());
+        let mut spend = bytes.saturating_sub(best.1.device);
         while high - low > bytes / 256 {
             let policy = KeepPolicy::within(spend, host, forward_s, &size, self.shape.depth);
             let needed = if policy == best.0 { best.1 } else { self.predict(tables, &policy)? };
-            if needed.bytes() <= bytes {
+            if needed.device <= bytes {
                 (best, low) = ((policy, needed), spend);
             } else {
                 high = spend;
@@ -268,19 +271,9 @@ impl Trunk {
 /// Bytes of a pass through the trunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needed {
-    /// From its beginning to its end.
-    pub kept: u64,
-    /// While a block runs.
-    pub scratch: u64,
+    pub device: u64,
     /// Of the host's memory.
     pub host: u64,
-}
-
-impl Needed {
-    /// Of the device.
-    pub fn bytes(&self) -> u64 {
-        self.kept + self.scratch
-    }
 }
 
 impl<'t> Pass<'t> {
@@ -288,7 +281,7 @@ impl<'t> Pass<'t> {
     /// reserved in `host`. [`Self::embed`] comes next.
     pub fn begin(
         trunk: &'t Trunk,
-        arena: &mut Arena,
+        mut arena: Arena,
         tables: &BatchTables,
         condition: Condition,
         policy: &KeepPolicy,
@@ -298,13 +291,6 @@ impl<'t> Pass<'t> {
         let depth = trunk.shape.depth;
         let ops = &trunk.ops;
         let (x, dx) = (arena.take(size.tokens * size.width)?, arena.take(size.tokens * size.width)?);
-        let offload = Offload::new(policy, &size, depth, host, ops.launcher.stream(), arena)?;
-        let kept = (0..depth)
-            .map(|layer| {
-                let second = if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
-                Kept::allocate(policy, layer, depth, &size, second, offload.slot(layer), arena)
-            })
-            .collect::<Result<_>>()?;
         let e0_gradient = arena.take(size.rows * 6 * size.width)?;
         let text_gradient = arena.take(size.text * size.width)?;
         ops.launcher.zero(e0_gradient, size.operand_bytes)?;
@@ -312,42 +298,47 @@ impl<'t> Pass<'t> {
         let read = match &tables.read {
             None => None,
             Some((places, tokens)) => Some(Read {
-                tokens: Tokens::upload(tokens, size.rows, ops, arena)?,
-                places: upload(&ops.launcher, arena, places)?,
+                tokens: Tokens::upload(tokens, size.rows, ops, &mut arena)?,
+                places: upload(&ops.launcher, &mut arena, places)?,
                 x: arena.take(places.len() * size.width)?,
                 dx: arena.take(places.len() * size.width)?,
             }),
         };
         let uploaded = Tables {
-            all: Tokens::upload(&tables.all, size.rows, ops, arena)?,
+            all: Tokens::upload(&tables.all, size.rows, ops, &mut arena)?,
             read,
-            turns: tables.turns(ops, arena)?,
-            attention: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
-            prompts: upload(&ops.launcher, arena, &tables.prompts)?,
+            turns: tables.turns(ops, &mut arena)?,
+            attention: AttentionTables::upload(&tables.attention, &ops.launcher, &mut arena)?,
+            prompts: upload(&ops.launcher, &mut arena, &tables.prompts)?,
             place_of_row: match &tables.place_of_row {
-                Some(places) => upload(&ops.launcher, arena, places)?,
+                Some(places) => upload(&ops.launcher, &mut arena, places)?,
                 None => Slice::null(),
             },
             has_padding: tables.has_padding,
         };
+        let offload = Offload::new(policy, &size, depth, host, ops.launcher.stream(), &mut arena)?;
+        let mut kept = Kept::inputs(policy, depth, &size, &mut arena)?;
+        let mut free_from = Vec::with_capacity(depth);
+        for (layer, kept) in kept.iter_mut().enumerate() {
+            let second = if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
+            kept.take_kept(policy, (layer, depth), &size, second, offload.slot(layer), &mut arena)?;
+            free_from.push(arena.mark());
+        }
         Ok(Self {
             trunk,
-            scratch: Arena::new(0, 0, size.operand_bytes),
+            scratch: arena,
+            free_from,
             size,
             tables: uploaded,
             condition,
             kept,
             offload,
+            unsettled: None,
             x,
             dx,
             e0_gradient,
             text_gradient,
         })
-    }
-
-    /// Gives blocks a place to work in. It may change between blocks, and must be there while they run.
-    pub fn work_in(&mut self, scratch: Arena) {
-        self.scratch = scratch;
     }
 
     /// Makes the first block's input of the embedders' rows, [., D] a part.
@@ -385,7 +376,7 @@ impl<'t> Pass<'t> {
         Ok(())
     }
 
-    /// Input of block `layer` until that has run; [N, D].
+    /// Input of block `layer` until that has run, once it is settled; [N, D].
     pub fn input(&self, layer: usize) -> Slice<f32> {
         self.kept.get(layer).and_then(|kept| kept.input).unwrap_or(self.x)
     }
@@ -408,6 +399,13 @@ impl<'t> Pass<'t> {
     /// The tokens of block `layer` that heads read, if it is the last and they do not read all.
     fn read_of(&self, layer: usize) -> Option<Read> {
         self.tables.read.filter(|_| layer + 1 == self.trunk.shape.depth)
+    }
+
+    /// Has block `layer` work in the room that only later ones keep something in.
+    fn work_beyond(&mut self, layer: usize) {
+        if let Some(mark) = self.free_from.get(layer) {
+            self.scratch.go_on_from(*mark);
+        }
     }
 
     /// Runs `work` and gives back what it took from the arena.

@@ -83,8 +83,9 @@ struct Problem<'a> {
     rows: &'a [usize],
     /// [R, 6, D]
     e0: &'a [f64],
-    /// [6, D]
+    /// [6, D], of the norm's block and of that whose result is added
     table: &'a [f64],
+    gates: &'a [f64],
     weight: &'a [f64],
     bias: &'a [f64],
     /// [N, D]; not read without a y.
@@ -110,14 +111,14 @@ struct Backward {
 }
 
 impl Problem<'_> {
-    fn part(&self, token: usize, part: usize, channel: usize) -> f64 {
-        self.e0[(self.rows[token] * 6 + part) * self.width + channel] + self.table[part * self.width + channel]
+    fn part(&self, table: &[f64], token: usize, part: usize, channel: usize) -> f64 {
+        self.e0[(self.rows[token] * 6 + part) * self.width + channel] + table[part * self.width + channel]
     }
 
     /// What multiplies y.
     fn gate(&self, token: usize, channel: usize) -> f64 {
         match self.form.gate {
-            Some(Some(part)) => self.sign * self.part(token, part, channel),
+            Some(Some(part)) => self.sign * self.part(self.gates, token, part, channel),
             Some(None) => self.sign,
             None => 0.0,
         }
@@ -128,7 +129,7 @@ impl Problem<'_> {
         match self.form.norm {
             Norm::None => 1.0,
             Norm::Affine => self.weight[channel],
-            Norm::Modulate { scale, .. } => 1.0 + self.part(token, scale, channel),
+            Norm::Modulate { scale, .. } => 1.0 + self.part(self.table, token, scale, channel),
         }
     }
 
@@ -136,7 +137,7 @@ impl Problem<'_> {
         match self.form.norm {
             Norm::None => 0.0,
             Norm::Affine => self.bias[channel],
-            Norm::Modulate { shift, .. } => self.part(token, shift, channel),
+            Norm::Modulate { shift, .. } => self.part(self.table, token, shift, channel),
         }
     }
 
@@ -221,7 +222,9 @@ fn residual_norm(rig: &mut Rig<'_>, form: Form, sign: f64, tokens: usize, width:
     let (stream, channels) = (Matrix::new(tokens, width), Matrix::new(1, width));
     let x = rig.normal(Format::F32, stream, 1.0, 0.5)?;
     let y = rig.operands(stream, 1.0)?;
-    let (e0, parts) = (rig.operands(Matrix::new(count * 6, width), 0.5)?, rig.operands(Matrix::new(6, width), 0.5)?);
+    let table = Matrix::new(6, width);
+    let e0 = rig.operands(Matrix::new(count * 6, width), 0.5)?;
+    let (parts, gates) = (rig.operands(table, 0.5)?, rig.operands(table, 0.5)?);
     let (weight, bias) = (rig.operands(channels, 1.0)?, rig.operands(channels, 1.0)?);
     let problem = Problem {
         form,
@@ -230,6 +233,7 @@ fn residual_norm(rig: &mut Rig<'_>, form: Form, sign: f64, tokens: usize, width:
         rows: &rows,
         e0: &e0.values,
         table: &parts.values,
+        gates: &gates.values,
         weight: &weight.values,
         bias: &bias.values,
         y: &y.values,
@@ -251,7 +255,7 @@ fn residual_norm(rig: &mut Rig<'_>, form: Form, sign: f64, tokens: usize, width:
         outputs.extend([(&h, expected.h.as_slice()), (&mean, &expected.mean), (&rstd, &expected.rstd)]);
     }
     let norm = launched(form.norm, weight.place.slice(), bias.place.slice());
-    let change = form.gate.map_or(Change::Nothing, |gate| match added(y.place.slice(), gate) {
+    let change = form.gate.map_or(Change::Nothing, |gate| match added(y.place.slice(), gate, gates.place.slice()) {
         added if sign < 0.0 => Change::TakeBack(added, x1.place.slice()),
         added => Change::Add(added, x1.place.slice()),
     });
@@ -269,7 +273,9 @@ fn residual_norm_backward(rig: &mut Rig<'_>, form: Form, tokens: usize, width: u
     let x1 = rig.normal(Format::F32, stream, 1.0, 0.5)?;
     let before = rig.floats(stream, 1.0)?.values;
     let (dh, y) = (rig.operands(stream, 1.0)?, rig.operands(stream, 1.0)?);
-    let (e0, parts) = (rig.operands(Matrix::new(count * 6, width), 0.5)?, rig.operands(Matrix::new(6, width), 0.5)?);
+    let table = Matrix::new(6, width);
+    let e0 = rig.operands(Matrix::new(count * 6, width), 0.5)?;
+    let (parts, gates) = (rig.operands(table, 0.5)?, rig.operands(table, 0.5)?);
     let weight = rig.operands(channels, 1.0)?;
     // Statistics as the forward leaves them.
     let plain = Form { gate: None, norm: Norm::None, ..form };
@@ -281,6 +287,7 @@ fn residual_norm_backward(rig: &mut Rig<'_>, form: Form, tokens: usize, width: u
         rows: &rows,
         e0: &e0.values,
         table: &parts.values,
+        gates: &gates.values,
         weight: &weight.values,
         bias: nothing,
         y: &y.values,
@@ -319,7 +326,7 @@ fn residual_norm_backward(rig: &mut Rig<'_>, form: Form, tokens: usize, width: u
     };
     let partials = Partials { scale: scale.place.slice(), shift: shift.place.slice(), gate: gate.place.slice() };
     let norm = launched(form.norm, weight.place.slice(), Slice::null());
-    let added = form.gate.map(|gate| (added(y.place.slice(), gate), dy.place.slice()));
+    let added = form.gate.map(|gate| (added(y.place.slice(), gate, gates.place.slice()), dy.place.slice()));
     let moments = Moments { mean: or_null(none, mean.place.slice()), rstd: or_null(none, rstd.place.slice()) };
     let (dh, x1) = (or_null(none, dh.place.slice()), x1.place.slice());
     rig.compare(&outputs, |rig| {
@@ -332,8 +339,8 @@ fn or_null<E>(null: bool, slice: Slice<E>) -> Slice<E> {
     if null { Slice::null() } else { slice }
 }
 
-fn added(y: Slice<Operand>, gate: Option<usize>) -> Added {
-    Added { y, gate: gate.map_or(-1, |part| part as i32) }
+fn added(y: Slice<Operand>, gate: Option<usize>, table: Slice<Operand>) -> Added {
+    Added { y, gate: gate.map_or(-1, |part| part as i32), table }
 }
 
 fn launched(norm: Norm, weight: Slice<Operand>, bias: Slice<Operand>) -> ops::Norm {
@@ -534,6 +541,7 @@ mod tests {
         let stream = tokens * width;
         let (x, y, dh, later) = (draw("x", stream), draw("y", stream), draw("dh", stream), draw("dx", stream));
         let (e0, table) = (draw("e0", count * 6 * width), draw("table", 6 * width));
+        let gates = draw("gates", 6 * width);
         let (weight, bias) = (draw("weight", width), draw("bias", width));
         let (by_row, starts, _) = segments(&rows, count);
         for form in FORMS {
@@ -544,6 +552,7 @@ mod tests {
                 rows: &rows,
                 e0: &e0,
                 table: &table,
+                gates: &gates,
                 weight: &weight,
                 bias: &bias,
                 y: &y,
@@ -555,17 +564,18 @@ mod tests {
             let shape = [1, tokens, width];
             let map = Rows::new(rows.to_vec(), count);
             // Each part of the modulation as a variable of its own: [1, R, D]
-            let part = |part: usize| {
+            let part = |table: &[f64], part: usize| {
                 let at = |i: usize| e0[(i / width * 6 + part) * width + i % width] + table[part * width + i % width];
                 variable(&(0..count * width).map(at).collect::<Vec<_>>(), &[1, count, width])
             };
-            let parts: Vec<Var> = (0..6).map(part).collect();
+            let parts: Vec<Var> = (0..6).map(|number| part(&table, number)).collect();
+            let gates: Vec<Var> = (0..6).map(|number| part(&gates, number)).collect();
             let (x, y) = (variable(&x, &shape), variable(&y, &shape));
             let (weight, bias) = (variable(&weight, &[width]), variable(&bias, &[width]));
             let x1 = match form.gate {
                 None => x.as_tensor().clone(),
                 Some(None) => (x.as_tensor() + y.as_tensor())?,
-                Some(Some(gate)) => gated_residual(&x, &y, &parts[gate], &map)?,
+                Some(Some(gate)) => gated_residual(&x, &y, &gates[gate], &map)?,
             };
             let h = match form.norm {
                 Norm::None => None,
@@ -588,7 +598,7 @@ mod tests {
             // Row 0 is segment 0 and row 2 segment 1.
             let by_row = |sums: &[f64]| [&sums[..width], &vec![0.0; width], &sums[width..]].concat();
             if let Some(Some(gate)) = form.gate {
-                assert_same("gate", &by_row(&backward.gate), &gradient(&parts[gate]));
+                assert_same("gate", &by_row(&backward.gate), &gradient(&gates[gate]));
             }
             match form.norm {
                 Norm::None => {}

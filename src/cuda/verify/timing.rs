@@ -280,7 +280,8 @@ fn norms(rig: &mut Rig<'_>, table: &mut Table, floor: Floor, batch: &Batch) {
             let (x, x1, y) = (floats(rig, stream)?, floats(rig, stream)?, operands(rig, stream)?);
             let (h, norm) = (operands(rig, stream)?, norm(rig)?);
             let moments = Moments { mean: floats(rig, tokens)?, rstd: floats(rig, tokens)? };
-            let change = form.gate.map_or(Change::Nothing, |gate| Change::Add(Added { y, gate }, x1));
+            let change =
+                form.gate.map_or(Change::Nothing, |gate| Change::Add(Added { y, gate, table: modulation.table }, x1));
             Ok(Box::new(move |rig| rig.ops.residual_norm(x, change, &modulation, norm, h, moments, tokens, WIDTH)))
         });
         let work = Work::Bytes(backward * stream as f64 + partials * sums);
@@ -293,7 +294,7 @@ fn norms(rig: &mut Rig<'_>, table: &mut Table, floor: Floor, batch: &Batch) {
             let count = segments.count * WIDTH;
             let partials =
                 Partials { scale: floats(rig, count)?, shift: floats(rig, count)?, gate: floats(rig, count)? };
-            let added = form.gate.map(|gate| (Added { y, gate }, dy));
+            let added = form.gate.map(|gate| (Added { y, gate, table: modulation.table }, dy));
             Ok(Box::new(move |rig| {
                 let (ops, width) = (&rig.ops, WIDTH);
                 ops.residual_norm_backward(dh, dx, x1, moments, norm, added, &modulation, &partials, &segments, width)
