@@ -30,7 +30,6 @@ pub(crate) struct BatchTables {
     positions: Vec<f64>,
     axis: Vec<i32>,
     frequency: Vec<f64>,
-    pub attention: AttentionLists,
     /// [P, 2], the rows of text that some query sees together, by prompt.
     pub prompts: Vec<i32>,
 }
@@ -58,6 +57,8 @@ pub(crate) struct TokenTables {
     pub segment_start: Vec<i32>,
     /// [R + 1]
     pub row_segment_start: Vec<i32>,
+    /// These tokens as queries: of all tokens, and of the text.
+    pub attention: AttentionLists,
     pub text: AttentionLists,
 }
 
@@ -113,16 +114,20 @@ impl BatchTables {
                 (Arc::new(samples_apart(batch, tokens, tokens)?), Arc::new(samples_apart(batch, tokens, text)?))
             }
         };
-        let read = match &placement.read {
-            None => None,
-            Some(_) if batch != 1 => return Err(Error::crash("tokens are picked from one sample")),
-            Some(heads) => {
-                let read = &heads.concat();
-                let rows = read.iter().map(|token| row_of_token[*token as usize]).collect::<Vec<_>>();
-                let tables = TokenTables::new(&rows, row_count, &text_plan.of_queries(read)?, tiling);
-                Some((read.iter().map(|token| *token as i32).collect(), tables))
-            }
+        let of_read = |heads: &Vec<Vec<u32>>| -> Result<(Vec<i32>, TokenTables)> {
+            let read = &heads.concat();
+            let rows = read.iter().map(|token| row_of_token[*token as usize]).collect::<Vec<_>>();
+            let plans = [&token_plan.of_queries(read)?, &text_plan.of_queries(read)?];
+            let tables = TokenTables::new(&rows, row_count, plans, tiling);
+            Ok((read.iter().map(|token| *token as i32).collect(), tables))
         };
+        let (all, read) = rayon::join(
+            || TokenTables::new(&row_of_token, batch * row_count, [&token_plan, &text_plan], tiling),
+            || match &placement.read {
+                Some(_) if batch != 1 => Err(Error::crash("tokens are picked from one sample")),
+                heads => heads.as_ref().map(of_read).transpose(),
+            },
+        );
         let read_by_head = match &placement.read {
             None => vec![batch * tokens],
             Some(heads) => heads.iter().map(Vec::len).collect(),
@@ -133,12 +138,11 @@ impl BatchTables {
             place_of_row,
             has_padding,
             read_by_head,
-            all: TokenTables::new(&row_of_token, batch * row_count, &text_plan, tiling),
-            read,
+            all,
+            read: read?,
             positions: placement.table.positions().concat().repeat(batch),
             axis: placement.table.frequencies().iter().map(|(axis, _)| *axis as i32).collect(),
             frequency: placement.table.frequencies().iter().map(|(_, frequency)| *frequency).collect(),
-            attention: AttentionLists::new(&token_plan, tiling),
             prompts: text_plan.key_spans().iter().flat_map(|span| [span.start as i32, span.end as i32]).collect(),
         })
     }
@@ -153,18 +157,20 @@ impl BatchTables {
             Ok(AttentionPlan::new(queries, keys, vec![group], None)?)
         };
         Ok(Self {
-            all: TokenTables::new(&row_of(tokens), rows, &plan(tokens, text)?, tiling),
+            all: TokenTables::new(&row_of(tokens), rows, [&plan(tokens, tokens)?, &plan(tokens, text)?], tiling),
             place_of_row: Some(vec![0; tokens]),
             has_padding: false,
             read: match read == tokens {
                 true => None,
-                false => Some((vec![0; read], TokenTables::new(&row_of(read), rows, &plan(read, text)?, tiling))),
+                false => {
+                    let plans = [&plan(read, tokens)?, &plan(read, text)?];
+                    Some((vec![0; read], TokenTables::new(&row_of(read), rows, plans, tiling)))
+                }
             },
             read_by_head: vec![read],
             positions: vec![0.0; 3 * tokens],
             axis: vec![0; pairs],
             frequency: vec![0.0; pairs],
-            attention: AttentionLists::new(&plan(tokens, tokens)?, tiling),
             prompts: Vec::new(),
         })
     }
@@ -209,7 +215,8 @@ impl BatchTables {
 }
 
 impl TokenTables {
-    fn new(row_of_token: &[usize], rows: usize, text: &AttentionPlan, tiling: &Tiling) -> Self {
+    /// `plans` are of tokens and of the text.
+    fn new(row_of_token: &[usize], rows: usize, plans: [&AttentionPlan; 2], tiling: &Tiling) -> Self {
         let (tokens_by_row, segment_start, row_segment_start) = segments(row_of_token, rows);
         let ints = |values: &[usize]| values.iter().map(|&value| value as i32).collect::<Vec<_>>();
         Self {
@@ -217,7 +224,8 @@ impl TokenTables {
             tokens_by_row: ints(&tokens_by_row),
             segment_start: ints(&segment_start),
             row_segment_start: ints(&row_segment_start),
-            text: AttentionLists::new(text, tiling),
+            attention: AttentionLists::new(plans[0], tiling),
+            text: AttentionLists::new(plans[1], tiling),
         }
     }
 

@@ -59,6 +59,8 @@ pub(crate) struct Engine {
     /// Whether the run's first micro-step is to come. That goes without the host's memory, which is pinned meanwhile; since it
     /// is the first of the run and not of the process, a resumed run does each step as one that was never stopped.
     begins: bool,
+    /// Of the host's memory, what the micro-steps after the first will need.
+    host_later: u64,
     peak_seen: AtomicU64,
     account: MemoryAccount,
     collective: Box<dyn Collective>,
@@ -179,6 +181,7 @@ impl Engine {
             planned_for: None,
             keep: None,
             begins: true,
+            host_later: 0,
             peak_seen: AtomicU64::new(0),
             account: MemoryAccount::default(),
             collective: Box::new(Alone),
@@ -468,6 +471,8 @@ impl Engine {
         collect(&Tensor::stack(&seeds, 0)?.sum_all()?.backward()?)?;
         clock.tick(&self.gpu)?;
         self.account.islands[2] = islands(&self.gpu)?;
+        // Everything is asked for: from here on pinning is in nobody's way.
+        self.host.reserve(self.host_later);
         self.gpu.synchronize()?;
         let times = DeviceTimes { flop, peak: if self.half { self.gpu.peak_flops } else { None }, ..clock.times()? };
         Ok(MicroStep { losses, times })
@@ -481,14 +486,15 @@ impl Engine {
         self.account.predicted_islands = islands_bytes(&tables.batch_size(), self.trunk.width());
         let budget = self.budget(tables)?;
         let (mut policy, mut needed) = self.plan(tables, budget)?;
-        self.host.reserve(needed.host);
         let mut bytes = needed.device;
         let without_host = self.begins && needed.host > 0 && self.keep.is_none();
+        self.host_later = if without_host { needed.host } else { 0 };
         if without_host {
             (policy, needed) = self.trunk.policy_within(tables, budget, HostRoom::default(), None)?;
             // Room for the passes after this one, too.
             bytes = bytes.max(needed.device);
         }
+        self.host.reserve(needed.host);
         self.planned_for = (self.keep.is_none() && !without_host).then(|| tables.batch_size());
         if bytes > budget.max(held) {
             let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());

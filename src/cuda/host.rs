@@ -13,12 +13,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// GiB of the host's memory that a process may pin, at most.
 pub(crate) const LIMIT_VARIABLE: &str = "LBVA_TUI_HOST_GIB";
 
 /// Bytes that are mapped and pinned at once.
-const CHUNK: usize = 256 << 20;
+const CHUNK: usize = 128 << 20;
+/// After each chunk, for whoever else calls the driver.
+const BREATH: Duration = Duration::from_millis(1);
 /// The smallest page of x86-64 and most others.
 const PAGE: usize = 4096;
 /// Threads that do so, at most.
@@ -51,8 +54,8 @@ pub(crate) struct HostLink {
 struct Shared {
     chunks: Mutex<Chunks>,
     changed: Condvar,
-    /// Held while the driver pins: it holds the process's table of mappings, and several at once would keep everybody else
-    /// from allocating memory.
+    /// Held while the driver pins, which it does under locks that its every other function needs: several threads by turns
+    /// would never let the one that launches kernels in.
     pinning: Mutex<()>,
 }
 
@@ -243,7 +246,9 @@ fn pin(context: &Arc<CudaContext>, pinning: &Mutex<()>) -> std::result::Result<u
     let pinned = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| {
         let _one_at_a_time = pinning.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the range is mapped until `HostLink` is dropped.
-        unsafe { sys::cuMemHostRegister_v2(address, CHUNK, 0) }.result().map_err(|error| error.to_string())
+        let pinned = unsafe { sys::cuMemHostRegister_v2(address, CHUNK, 0) }.result();
+        std::thread::sleep(BREATH);
+        pinned.map_err(|error| error.to_string())
     });
     if let Err(reason) = pinned {
         // SAFETY: mapped above and known to nobody.

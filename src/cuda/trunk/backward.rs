@@ -214,44 +214,38 @@ impl Pass<'_> {
             Some(_) => (kept.input.unwrap_or(self.x), Change::Nothing),
         };
         let v = self.self_inputs(at.layer, from, change, kept, Run::Again)?;
+        let (count, tables) = (at.tokens.count, at.tokens.attention);
+        let q = self.queries(v.q, read.as_ref())?;
         let attended = match kept.attended {
             Some(attended) => attended,
             None => {
-                let attended = (self.scratch.take(tokens * width)?, self.scratch.take(heads * tokens)?);
-                self.attend(&v, attended)?;
+                let attended = (self.scratch.take(count * width)?, self.scratch.take(heads * count)?);
+                self.attend(q, &v, attended, &at.tokens)?;
                 attended
             }
         };
-        let out_gradient = first;
-        let attended_gradient = second;
-        match read {
-            None => {
-                self.weight_gradient(out_gradient, attended.0, &gradients.out, tokens, scratch)?;
-                self.input_gradient(out_gradient, &weights.out, attended_gradient, tokens)?;
-            }
-            Some(read) => {
-                let count = read.tokens.count;
-                let rows = self.attended_by(&read, attended.0)?;
-                self.weight_gradient(out_gradient, rows, &gradients.out, count, scratch)?;
-                self.input_gradient(out_gradient, &weights.out, rows, count)?;
-                ops.launcher.zero(attended_gradient, operand)?;
-                ops.put_rows(rows, read.places, attended_gradient, operand * width)?;
-                ops.launcher.zero(self.dx, operand)?;
-                ops.put_rows(read.dx, read.places, self.dx, 4 * width)?;
-            }
-        }
+        let (out_gradient, attended_gradient) = (first, second);
+        self.weight_gradient(out_gradient, attended.0, &gradients.out, count, scratch)?;
+        self.input_gradient(out_gradient, &weights.out, attended_gradient, count)?;
         let qkv_gradient: Slice<Operand> = self.scratch.take(3 * tokens * width)?;
-        let (q_gradient, k_gradient) = (self.scratch.take(tokens * width)?, self.scratch.take(tokens * width)?);
+        let (mut q_gradient, k_gradient) = (self.scratch.take(count * width)?, self.scratch.take(tokens * width)?);
         trunk.attention.backward(
             ops,
-            [narrow(v.q), narrow(v.k), self.column(v.qkv, 2, 3)],
+            [narrow(q), narrow(v.k), self.column(v.qkv, 2, 3)],
             (narrow(attended.0), attended.1),
             narrow(attended_gradient),
             Gradients { q: narrow(q_gradient), k: narrow(k_gradient), v: self.column(qkv_gradient, 2, 3) },
-            &self.tables.attention,
+            &tables,
             heads,
             &mut self.scratch,
         )?;
+        if let Some(read) = read {
+            let of_read = std::mem::replace(&mut q_gradient, self.scratch.take(tokens * width)?);
+            ops.launcher.zero(q_gradient, operand)?;
+            ops.put_rows(of_read, read.places, q_gradient, operand * width)?;
+            ops.launcher.zero(self.dx, operand)?;
+            ops.put_rows(read.dx, read.places, self.dx, 4 * width)?;
+        }
         for (gradient, column, weight, rstd, weight_gradient) in [
             (q_gradient, 0, weights.norm_q, v.rstd_q, gradients.norm_q),
             (k_gradient, 1, weights.norm_k, v.rstd_k, gradients.norm_k),

@@ -126,20 +126,17 @@ impl Pass<'_> {
         self.scope(|pass| {
             let attended = match kept.attended {
                 Some(attended) => attended,
-                None => (pass.scratch.take(size.tokens * width)?, pass.scratch.take(size.heads * size.tokens)?),
+                None => (pass.scratch.take(tokens.count * width)?, pass.scratch.take(size.heads * tokens.count)?),
             };
             let inputs = pass.self_inputs(layer, from, change, kept, Run::First)?;
             pass.offload.written(layer, Item::Qkv)?;
-            pass.attend(&inputs, attended)?;
+            let q = pass.queries(inputs.q, read.as_ref())?;
+            pass.attend(q, &inputs, attended, &tokens)?;
             pass.offload.written(layer, Item::Attended)?;
-            let attended = match &read {
-                None => attended.0,
-                Some(read) => {
-                    trunk.ops.take_rows(from, read.places, read.x, 4 * width)?;
-                    pass.attended_by(read, attended.0)?
-                }
-            };
-            pass.linear(attended, &weights.out, outputs.out, tokens.count)
+            if let Some(read) = &read {
+                trunk.ops.take_rows(from, read.places, read.x, 4 * width)?;
+            }
+            pass.linear(attended.0, &weights.out, outputs.out, tokens.count)
         })?;
         // From here on the stream is where the block's output will be.
         let (from, to) = read.map_or((from, to), |read| (read.x, read.x));
@@ -209,20 +206,27 @@ impl Pass<'_> {
         Ok(inputs)
     }
 
-    /// Self-attention: output [N, D] and log-sum-exp [heads, N].
-    pub(super) fn attend(&self, inputs: &SelfInputs, attended: (Slice<Operand>, Slice<f32>)) -> Result<()> {
-        let width = self.size.width;
-        let rows = [Rows::new(inputs.q, width), Rows::new(inputs.k, width), self.column(inputs.qkv, 2, 3)];
-        let (out, statistics) = (Rows::new(attended.0, width), attended.1);
-        let trunk = self.trunk;
-        trunk.attention.forward(&trunk.ops, rows, out, statistics, &self.tables.attention, self.size.heads)
+    /// The rows of q [N, D] that heads read, [M, D].
+    pub(super) fn queries(&mut self, q: Slice<Operand>, read: Option<&Read>) -> Result<Slice<Operand>> {
+        let Some(read) = read else { return Ok(q) };
+        let rows = self.scratch.take(read.tokens.count * self.size.width)?;
+        self.trunk.ops.take_rows(q, read.places, rows, self.size.operand_bytes * self.size.width)?;
+        Ok(rows)
     }
 
-    /// The rows of self-attention's output [N, D] that heads read.
-    pub(super) fn attended_by(&mut self, read: &Read, attended: Slice<Operand>) -> Result<Slice<Operand>> {
-        let rows = self.scratch.take(read.tokens.count * self.size.width)?;
-        self.trunk.ops.take_rows(attended, read.places, rows, self.size.operand_bytes * self.size.width)?;
-        Ok(rows)
+    /// Self-attention of the queries `q` [M, D]: output [M, D] and log-sum-exp [heads, M].
+    pub(super) fn attend(
+        &self,
+        q: Slice<Operand>,
+        inputs: &SelfInputs,
+        attended: (Slice<Operand>, Slice<f32>),
+        tokens: &Tokens,
+    ) -> Result<()> {
+        let width = self.size.width;
+        let rows = [Rows::new(q, width), Rows::new(inputs.k, width), self.column(inputs.qkv, 2, 3)];
+        let (out, statistics) = (Rows::new(attended.0, width), attended.1);
+        let trunk = self.trunk;
+        trunk.attention.forward(&trunk.ops, rows, out, statistics, &tokens.attention, self.size.heads)
     }
 
     /// From stream and text to queries, keys and values of cross-attention.

@@ -254,7 +254,7 @@ impl std::fmt::Display for KeepPolicy {
     }
 }
 
-/// One block's kept tensors, over N tokens and the M of them that its second half runs over.
+/// One block's kept tensors, over N tokens and the M of them that it asks for more than keys and values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Kept {
     /// [N, D], of a block without outputs.
@@ -262,7 +262,7 @@ pub(super) struct Kept {
     pub outputs: Option<Outputs>,
     /// [N, 3 D]
     pub qkv: Option<Slice<Operand>>,
-    /// [N, D] and its log-sum-exp [heads, N]
+    /// [M, D] and its log-sum-exp [heads, M]
     pub attended: Option<(Slice<Operand>, Slice<f32>)>,
     /// [M, D]
     pub cross_q: Option<Slice<Operand>>,
@@ -363,7 +363,7 @@ impl Kept {
         let &Size { tokens, width, ffn, heads, .. } = size;
         match item {
             Item::Outputs => self.outputs = Some(Outputs::take(second, width, arena)?),
-            Item::Attended => self.attended = Some((arena.take(tokens * width)?, arena.take(heads * tokens)?)),
+            Item::Attended => self.attended = Some((arena.take(second * width)?, arena.take(heads * second)?)),
             Item::Qkv => self.qkv = Some(arena.take(3 * tokens * width)?),
             Item::CrossQuery => self.cross_q = Some(arena.take(second * width)?),
             Item::Up => self.up = Some(arena.take(second * ffn)?),

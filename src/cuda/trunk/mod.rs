@@ -6,8 +6,8 @@
 //! Weight gradients are added to flat f32 buffers. Nothing here waits for the device (but, in the first pass, for the host's
 //! memory to be pinned: `offload.rs`).
 //!
-//! The residual stream is one tensor that blocks change in place, forward by adding and backward by taking back. The
-//! last block goes on after its self-attention with the tokens that heads read alone.
+//! The residual stream is one tensor that blocks change in place, forward by adding and backward by taking back. Of the
+//! last block the tokens that heads do not read give keys and values, and nothing else.
 //!
 //! Shapes: N tokens, M of them that heads read, S text rows, D width, F width of the FFN, R modulation rows. The batch is
 //! one sequence; samples see each other as little as the plan says.
@@ -76,7 +76,6 @@ struct Tables {
     /// What heads read, if that is less.
     read: Option<Read>,
     turns: Turns,
-    attention: AttentionTables,
     /// Rows of the text by prompt, [P, 2].
     prompts: Slice<i32>,
     /// The token of each of the embedders' rows; null: they are in order.
@@ -90,6 +89,7 @@ struct Tokens {
     count: usize,
     rows: Slice<i32>,
     segments: Segments,
+    attention: AttentionTables,
     text: AttentionTables,
 }
 
@@ -197,15 +197,15 @@ impl Trunk {
     pub fn forward_flop(&self, tables: &BatchTables) -> f64 {
         let TrunkShape { depth, width, ffn, .. } = self.shape;
         let [depth, width, ffn] = [depth, width, ffn].map(|size| size as f64);
-        let attention = tables.tokens() as f64 * 6.0 * width * width + 4.0 * width * tables.attention.pairs as f64;
-        let second = |tokens: &TokenTables| {
+        let keys_and_values = tables.tokens() as f64 * 4.0 * width * width;
+        let rest = |tokens: &TokenTables| {
             let count = tokens.row_of_token.len() as f64;
-            count * 2.0 * (3.0 * width * width + 2.0 * width * ffn)
+            count * 2.0 * (4.0 * width * width + 2.0 * width * ffn)
                 + tables.text() as f64 * 4.0 * width * width
-                + 4.0 * width * tokens.text.pairs as f64
+                + 4.0 * width * (tokens.attention.pairs + tokens.text.pairs) as f64
         };
         let last = tables.read.as_ref().map_or(&tables.all, |(_, tokens)| tokens);
-        depth * attention + (depth - 1.0) * second(&tables.all) + second(last)
+        depth * keys_and_values + (depth - 1.0) * rest(&tables.all) + rest(last)
     }
 
     /// What a batch takes under a policy: the program itself, run without a device.
@@ -308,7 +308,6 @@ impl<'t> Pass<'t> {
             all: Tokens::upload(&tables.all, size.rows, ops, &mut arena)?,
             read,
             turns: tables.turns(ops, &mut arena)?,
-            attention: AttentionTables::upload(&tables.attention, &ops.launcher, &mut arena)?,
             prompts: upload(&ops.launcher, &mut arena, &tables.prompts)?,
             place_of_row: match &tables.place_of_row {
                 Some(places) => upload(&ops.launcher, &mut arena, places)?,
@@ -429,6 +428,7 @@ impl Tokens {
                 count: tables.segments(),
                 rows,
             },
+            attention: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
             text: AttentionTables::upload(&tables.text, &ops.launcher, arena)?,
         })
     }
