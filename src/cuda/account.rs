@@ -77,11 +77,14 @@ pub(crate) fn forecast(
     let tables = BatchTables::sized(size, trunk.rotary_pairs(), trunk.attention().tiling())?;
     let islands = islands_bytes(size, shape.width);
     let beside = CONTEXT + state + islands;
-    let least = trunk.predict(&tables, &KeepPolicy::NOTHING)?.device;
-    let most = trunk.predict(&tables, &KeepPolicy::everything(shape.depth))?.device;
+    let least = trunk.predict(&tables, &KeepPolicy::NOTHING, false)?.device;
+    let most = trunk.predict(&tables, &KeepPolicy::everything(shape.depth), false)?.device;
     let budget = room(total.saturating_sub(CONTEXT + state), islands);
-    let fits =
-        if least <= budget { Some(trunk.policy_within(&tables, budget, HostRoom::default(), None)?) } else { None };
+    let fits = if least <= budget {
+        Some(trunk.policy_within(&tables, budget, (HostRoom::default(), None), false)?)
+    } else {
+        None
+    };
     let (peak, kept) = fits.map(|(policy, needed)| (beside + needed.device, policy.to_string())).unzip();
     Ok(GpuForecast { total, state, least: beside + least, most: beside + most, peak, kept })
 }

@@ -55,6 +55,11 @@ impl Arena {
         Ok(Slice::new(self.base + start, len))
     }
 
+    /// Bytes that are taken.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
     pub fn mark(&self) -> Mark {
         Mark(self.used)
     }

@@ -13,6 +13,7 @@ use crate::config::{LingbotModelConfig, ParameterFormat};
 use crate::model::{EpisodeInput, EpisodeOutput, LingbotInput, LingbotModel, Transformer, lingbot_parameter_specs};
 use crate::random::{Draw, Purpose};
 use crate::train::Losses;
+use crate::train::engine::Part;
 use crate::train::gradients::DeviceTimes;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -200,7 +201,7 @@ pub(crate) fn trunk(bench: &TrunkBench, tell: &mut dyn FnMut(&str)) -> Result<Tr
     let mut updates = Vec::new();
     let mut pass = |engine: &mut Engine, input: &LingbotInput| -> Result<(f64, DeviceTimes, f64)> {
         let begun = Instant::now();
-        let step = engine.micro_step(&model, input, 1.0, loss)?;
+        let step = engine.micro_step(&model, input, Part { weight: 1.0, alone: true }, loss)?;
         let took = begun.elapsed().as_secs_f64();
         let value = f64::from(step.losses.total.to_scalar::<f32>()?);
         if bench.optimizer {

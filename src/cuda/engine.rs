@@ -21,7 +21,7 @@ use crate::config::ParameterFormat;
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
 use crate::runlog::{Memory, MemoryKind};
 use crate::train::Losses;
-use crate::train::engine::Keep;
+use crate::train::engine::{Keep, Part};
 use crate::train::gradients::{DeviceTimes, accumulate, required};
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
@@ -53,7 +53,7 @@ pub(crate) struct Engine {
     /// Bytes that the arena may take at most; `None`: what the device has free.
     limit: Option<u64>,
     policy: Option<(KeepPolicy, Needed)>,
-    planned_for: Option<BatchSize>,
+    planned_for: Option<(BatchSize, bool)>,
     /// A policy that was asked for.
     keep: Option<KeepPolicy>,
     /// Whether the run's first micro-step is to come. That goes without the host's memory, which is pinned meanwhile; since it
@@ -288,16 +288,16 @@ impl Engine {
         optimizer::fill_normal(&self.launcher, self.half, parameters, std, seed, 0)
     }
 
-    /// One forward and backward pass; `weight` times its gradients are added to those of the step.
+    /// One forward and backward pass, whose gradients become part of those of the step.
     pub fn micro_step<M: Transformer>(
         &mut self,
         model: &M,
         input: &M::Input,
-        weight: f64,
+        part: Part,
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
         self.gpu.wait_for_kernels();
-        let step = self.pass(model, input, weight, loss).map_err(|error| match error.code {
+        let step = self.pass(model, input, part, loss).map_err(|error| match error.code {
             "gpu_out_of_memory" => self.out_of_memory(error),
             _ => error,
         })?;
@@ -322,7 +322,7 @@ impl Engine {
         &mut self,
         model: &M,
         input: &M::Input,
-        weight: f64,
+        part: Part,
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
         let mut clock = Clock::default();
@@ -340,7 +340,7 @@ impl Engine {
 
         let depth = self.trunk.depth();
         let flop = 3.0 * self.trunk.forward_flop(&tables);
-        let (policy, needed) = self.fit(&tables)?;
+        let (policy, needed) = self.fit(&tables, part.alone)?;
         self.policy = Some((policy, needed));
         self.account.state = self.state_bytes();
         self.account.arena = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
@@ -364,7 +364,7 @@ impl Engine {
             Arena::new(base, needed.device, operand),
             &tables,
             condition,
-            &policy,
+            (&policy, part.alone),
             Some(&self.host),
         )?;
         let copy_in = |tensor: &Tensor, to: Slice<f32>| -> Result<()> {
@@ -413,7 +413,7 @@ impl Engine {
         let tensors: Vec<Tensor> = read.iter().map(|(variable, _)| variable.as_tensor().clone()).collect();
         let output = model.back(&tensors, &conditioning, &layout)?;
         let losses = loss(&output)?;
-        let store = (&losses.total * weight)?.backward()?;
+        let store = (&losses.total * part.weight)?.backward()?;
         let collect = |store: &GradStore| {
             collect(&self.parameters, &self.flat, &self.gradients, store, &self.gpu, &self.launcher)
         };
@@ -479,23 +479,23 @@ impl Engine {
     }
 
     /// Makes sure that the arena and the host's memory hold this batch, and says under which policy.
-    fn fit(&mut self, tables: &BatchTables) -> Result<(KeepPolicy, Needed)> {
+    fn fit(&mut self, tables: &BatchTables, alone: bool) -> Result<(KeepPolicy, Needed)> {
         // A pass that ended in an error may have left copies behind.
         self.host.synchronize()?;
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
         self.account.predicted_islands = islands_bytes(&tables.batch_size(), self.trunk.width());
         let budget = self.budget(tables)?;
-        let (mut policy, mut needed) = self.plan(tables, budget)?;
+        let (mut policy, mut needed) = self.plan(tables, budget, alone)?;
         let mut bytes = needed.device;
         let without_host = self.begins && needed.host > 0 && self.keep.is_none();
         self.host_later = if without_host { needed.host } else { 0 };
         if without_host {
-            (policy, needed) = self.trunk.policy_within(tables, budget, HostRoom::default(), None)?;
+            (policy, needed) = self.trunk.policy_within(tables, budget, (HostRoom::default(), None), alone)?;
             // Room for the passes after this one, too.
             bytes = bytes.max(needed.device);
         }
         self.host.reserve(needed.host);
-        self.planned_for = (self.keep.is_none() && !without_host).then(|| tables.batch_size());
+        self.planned_for = (self.keep.is_none() && !without_host).then(|| (tables.batch_size(), alone));
         if bytes > budget.max(held) {
             let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());
             return Err(Error::new(crate::Exit::Unavailable, "gpu_out_of_memory", what).hint(
@@ -530,21 +530,21 @@ impl Engine {
     }
 
     /// What to keep of a batch within `budget` bytes of the device, and where.
-    fn plan(&self, tables: &BatchTables, budget: u64) -> Result<(KeepPolicy, Needed)> {
+    fn plan(&self, tables: &BatchTables, budget: u64, alone: bool) -> Result<(KeepPolicy, Needed)> {
         if let Some(policy) = self.keep {
-            return Ok((policy, self.trunk.predict(tables, &policy)?));
+            return Ok((policy, self.trunk.predict(tables, &policy, alone)?));
         }
         // A batch as large as the last goes as the last did: the search takes the host some milliseconds.
         if let Some((policy, _)) = self.policy
-            && self.planned_for == Some(tables.batch_size())
+            && self.planned_for == Some((tables.batch_size(), alone))
         {
             let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
-            let needed = self.trunk.predict(tables, &policy)?;
+            let needed = self.trunk.predict(tables, &policy, alone)?;
             if needed.device <= budget.min(held) {
                 return Ok((policy, needed));
             }
         }
-        self.trunk.policy_within(tables, budget, self.host.room(), self.gpu.peak_flops)
+        self.trunk.policy_within(tables, budget, (self.host.room(), self.gpu.peak_flops), alone)
     }
 
     /// The norm of the step's gradients, then one update, the `step`-th (from 1); gradients are zero afterwards. Returns

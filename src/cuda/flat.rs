@@ -1,9 +1,10 @@
 //! Where each parameter lies in one flat buffer.
 //!
 //! Parameters, gradients, masters and moments share one order, so the optimizer, the gradient norm and a snapshot are
-//! single passes, and a future sharding is a range. What one matrix product reads lies together: the weights of query,
-//! key and value, those of key and value of the text. Parameters that nothing trains come last, behind the range that
-//! the optimizer touches.
+//! single passes, and a future sharding is a range. It is that of names, in which numbers count as numbers: a block lies
+//! together, block after block. What one matrix product reads has no gap either: the weights of query, key and value,
+//! those of key and value of the text. Parameters that nothing trains come last, behind the range that the optimizer
+//! touches.
 
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -44,47 +45,57 @@ impl FlatLayout {
             spans.insert(name.to_owned(), Span { offset, len });
             !gap
         };
-        for group in adjacent {
-            for (position, name) in group.iter().enumerate() {
-                let Some(&(len, _)) = tensors.get(name.as_str()) else {
+        let mut grouped: Vec<&str> = adjacent.iter().flatten().map(String::as_str).collect();
+        grouped.sort_unstable();
+        let alone = |wanted: bool| {
+            let grouped = &grouped;
+            tensors
+                .iter()
+                .filter(move |(name, (_, trained))| *trained == wanted && grouped.binary_search(name).is_err())
+                .map(|(name, _)| *name)
+        };
+        let mut runs: Vec<Vec<&str>> = adjacent
+            .iter()
+            .map(|group| group.iter().map(String::as_str).collect())
+            .chain(alone(true).map(|name| vec![name]))
+            .collect();
+        runs.sort_by_cached_key(|run| run.first().map(|name| by_number(name)));
+        for run in &runs {
+            for (position, name) in run.iter().enumerate() {
+                let Some(&(len, _)) = tensors.get(name) else {
                     return Err(Error::crash(format!("no parameter named {name}")));
                 };
                 let alignment = if position == 0 { ALIGNMENT } else { LEAST };
                 if !place(name, len, alignment) && position > 0 {
-                    let what = format!("{name} cannot follow {}", group[position - 1]);
+                    let what = format!("{name} cannot follow {}", run[position - 1]);
                     return Err(
                         Error::refused("width_not_supported", what).hint("on a GPU model.dim must be a multiple of 8")
                     );
                 }
             }
         }
-        let mut grouped: Vec<&str> = adjacent.iter().flatten().map(String::as_str).collect();
-        grouped.sort_unstable();
-        let rest = |wanted: bool| {
-            let grouped = &grouped;
-            tensors
-                .iter()
-                .filter(move |(name, (_, trained))| *trained == wanted && grouped.binary_search(name).is_err())
-                .map(|(name, (len, _))| (*name, *len))
-        };
-        for (name, len) in rest(true) {
-            place(name, len, ALIGNMENT);
-        }
         let trained = end.next_multiple_of(ALIGNMENT);
         end = trained;
-        let mut place = |name: &str, len: usize| {
+        for name in alone(false) {
+            let len = tensors.get(name).map_or(0, |(len, _)| *len);
             let offset = end.next_multiple_of(ALIGNMENT);
             end = offset + len;
             spans.insert(name.to_owned(), Span { offset, len });
-        };
-        for (name, len) in rest(false) {
-            place(name, len);
         }
         Ok(Self { spans, trained, len: end.next_multiple_of(ALIGNMENT) })
     }
 
     pub fn span(&self, name: &str) -> Result<Span> {
         self.spans.get(name).copied().ok_or_else(|| Error::crash(format!("no parameter named {name}")))
+    }
+
+    /// The place of all trained parameters whose names begin so, which lie together.
+    pub fn span_of_all(&self, beginning: &str) -> Span {
+        let wanted = |name: &str, span: &Span| span.offset < self.trained && name.starts_with(beginning);
+        let spans = || self.iter().filter(|(name, span)| wanted(name, span)).map(|(_, span)| span);
+        let start = spans().map(|span| span.offset).min().unwrap_or(0);
+        let end = spans().map(|span| span.offset + span.len).max().unwrap_or(0);
+        Span { offset: start, len: (end.next_multiple_of(ALIGNMENT) - start).min(self.trained.saturating_sub(start)) }
     }
 
     /// (name, place) in name order.
@@ -98,6 +109,21 @@ impl FlatLayout {
     }
 }
 
+/// What a name is sorted by: text as text, numbers as numbers.
+fn by_number(name: &str) -> Vec<(u64, &str)> {
+    let mut parts = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (number, after) = rest.split_at(digits);
+        let text = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
+        let (text, after) = after.split_at(text);
+        parts.push((number.parse().unwrap_or(0), text));
+        rest = after;
+    }
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,14 +133,29 @@ mod tests {
         let tensors = [("a", 3, true), ("k", 16, true), ("q", 16, true), ("unused", 5, false), ("z", 8, true)];
         let group = vec![vec!["q".to_owned(), "k".to_owned()]];
         let layout = FlatLayout::new(tensors.into_iter(), &group).expect("a layout");
-        assert_eq!(layout.span("q").expect("q"), Span { offset: 0, len: 16 });
-        assert_eq!(layout.span("k").expect("k"), Span { offset: 16, len: 16 });
-        assert_eq!(layout.span("a").expect("a"), Span { offset: 128, len: 3 });
+        assert_eq!(layout.span("a").expect("a"), Span { offset: 0, len: 3 });
+        assert_eq!(layout.span("q").expect("q"), Span { offset: 128, len: 16 });
+        assert_eq!(layout.span("k").expect("k"), Span { offset: 144, len: 16 });
         assert_eq!(layout.span("z").expect("z"), Span { offset: 256, len: 8 });
         assert_eq!((layout.trained, layout.span("unused").expect("unused").offset, layout.len), (384, 384, 512));
-        assert_eq!((layout.name_at(18), layout.name_at(132), layout.name_at(130)), (Some("k"), None, Some("a")));
+        assert_eq!((layout.name_at(146), layout.name_at(132), layout.name_at(4)), (Some("k"), Some("q"), None));
         let uneven = [("q", 5, true), ("k", 5, true)];
         assert_eq!(FlatLayout::new(uneven.into_iter(), &group).expect_err("a gap").code, "width_not_supported");
         assert!(FlatLayout::new([("q", 8, true)].into_iter(), &group).is_err(), "k is missing");
+    }
+
+    #[test]
+    fn a_block_lies_together_and_blocks_in_their_order() {
+        let names: Vec<String> =
+            [10, 9, 2].iter().flat_map(|block| ["b", "q", "k"].map(|part| format!("blocks.{block}.{part}"))).collect();
+        let others = ["action", "video"].map(str::to_owned);
+        let tensors = names.iter().chain(&others).map(|name| (name.as_str(), 16, true));
+        let group = |block: usize| ["q", "k"].map(|part| format!("blocks.{block}.{part}")).to_vec();
+        let layout = FlatLayout::new(tensors, &[group(2), group(9), group(10)]).expect("a layout");
+        let place = |block: usize| layout.span_of_all(&format!("blocks.{block}."));
+        assert_eq!(place(2), Span { offset: 128, len: 256 }, "the biases, then q and k without a gap");
+        assert_eq!(place(9), Span { offset: 384, len: 256 });
+        assert_eq!(place(10), Span { offset: 640, len: 256 });
+        assert_eq!(layout.span("video").expect("video").offset, 896);
     }
 }

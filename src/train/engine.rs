@@ -98,6 +98,15 @@ pub fn gpus_to_forecast(choice: &DeviceChoice) -> Vec<(String, u64)> {
     Vec::new()
 }
 
+/// Which part of an optimizer step a micro-step is.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Its gradients count so many times.
+    pub weight: f64,
+    /// The step has no other: the sums are empty before it, and a GPU uses their memory until they are written.
+    pub alone: bool,
+}
+
 /// What a pass on a GPU keeps for its backward half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
@@ -169,20 +178,20 @@ impl Engine {
         }
     }
 
-    /// One forward and backward pass of `model`, which must be bound to [`Self::parameters`]; `weight` times its
-    /// gradients are added to those of the step.
+    /// One forward and backward pass of `model`, which must be bound to [`Self::parameters`]; its gradients become part of
+    /// those of the step.
     pub fn micro_step<M: Transformer>(
         &mut self,
         model: &M,
         input: &M::Input,
-        weight: f64,
+        part: Part,
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
         match &mut self.0 {
-            On::Cpu(engine) => engine.micro_step(model, input, weight, loss),
+            On::Cpu(engine) => engine.micro_step(model, input, part.weight, loss),
             #[cfg(feature = "cuda")]
             On::Cuda(engine) => {
-                let step = engine.micro_step(model, input, weight, loss)?;
+                let step = engine.micro_step(model, input, part, loss)?;
                 Ok(MicroStep { losses: step.losses, timing: step.times.timing(), device: Some(step.times) })
             }
         }

@@ -149,12 +149,20 @@ fn compare<M: Transformer>(
     let model = (case.bind)(engine.parameters())?;
     let input = (case.input)(DType::F32)?;
     let mut passes = Vec::new();
-    // Twice the same, then the same by way of the host; then with every block run forward again, and with some of them.
-    use engine::Keep;
+    // Twice the same, then the same in the memory of the gradients and by way of the host; then with every block run forward
+    // again, and with some of them.
+    use engine::{Keep, Part};
     let half = Keep::OutputsOf(trunk.depth.div_ceil(2));
-    for kept in [Keep::WhatFits, Keep::WhatFits, Keep::AllInHost, Keep::OutputsOf(0), half] {
+    for (kept, alone) in [
+        (Keep::WhatFits, false),
+        (Keep::WhatFits, false),
+        (Keep::WhatFits, true),
+        (Keep::AllInHost, true),
+        (Keep::OutputsOf(0), false),
+        (half, true),
+    ] {
         engine.keep(kept);
-        let step = engine.micro_step(&model, &input, 1.0, &case.loss)?;
+        let step = engine.micro_step(&model, &input, Part { weight: 1.0, alone }, &case.loss)?;
         passes.push((super::task::scalar(&step.losses.total)?, engine.gradients()?));
         engine.discard_gradients()?;
     }

@@ -41,6 +41,9 @@ impl Pass<'_> {
     pub fn backward(&mut self, layer: usize) -> Result<()> {
         self.offload.enter(layer)?;
         self.work_beyond(layer);
+        if self.alone {
+            self.trunk.ops.launcher.zero(self.trunk.gradients_of_block[layer], self.size.operand_bytes)?;
+        }
         self.scope(|pass| {
             let mut kept = pass.kept[layer];
             if let Some(input) = kept.input {

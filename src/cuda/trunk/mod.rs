@@ -21,7 +21,7 @@ mod weights;
 use super::arena::{Arena, Mark};
 use super::attention::{Attention, AttentionTables};
 use super::batch::{BatchTables, TokenTables, upload};
-use super::flat::FlatLayout;
+use super::flat::{FlatLayout, Span};
 use super::gemm::Gemm;
 use super::host::{HostLink, HostRoom};
 use super::launch::{Launcher, Operand, Slice};
@@ -58,6 +58,8 @@ pub(crate) struct Trunk {
     attention: Attention,
     parameters: Vec<BlockTensors<Operand>>,
     gradients: Vec<BlockTensors<f32>>,
+    /// All of a block's gradients, block after block.
+    gradients_of_block: Vec<Slice<f32>>,
 }
 
 /// What the blocks read beside x, on the device.
@@ -108,6 +110,8 @@ struct Read {
 #[derive(Debug)]
 pub(crate) struct Pass<'t> {
     trunk: &'t Trunk,
+    /// Whether no gradients of blocks are there to be added to.
+    alone: bool,
     /// What one block works on. It lies where later blocks keep theirs: forward they have not written it yet, backward they are
     /// done with it.
     scratch: Arena,
@@ -146,6 +150,10 @@ impl Trunk {
         let operand = ops.operand_bytes();
         let TrunkShape { names, depth, width, .. } = shape;
         let attention = Attention::new(&ops, width / shape.heads);
+        let gradients_of_block = |layer: usize| {
+            let Span { offset, len } = flat.span_of_all(&format!("blocks.{layer}."));
+            Slice::new(gradients + 4 * offset as u64, len)
+        };
         Ok(Self {
             shape,
             ops,
@@ -157,6 +165,7 @@ impl Trunk {
             gradients: (0..depth)
                 .map(|layer| BlockTensors::at(flat, &names, layer, width, gradients, operand))
                 .collect::<Result<_>>()?,
+            gradients_of_block: (0..depth).map(gradients_of_block).collect(),
         })
     }
 
@@ -209,18 +218,19 @@ impl Trunk {
     }
 
     /// What a batch takes under a policy: the program itself, run without a device.
-    pub fn predict(&self, tables: &BatchTables, policy: &KeepPolicy) -> Result<Needed> {
+    pub fn predict(&self, tables: &BatchTables, policy: &KeepPolicy, alone: bool) -> Result<Needed> {
         let counting = Self {
             ops: Ops { launcher: Launcher::counting(), ..self.ops.clone() },
             gemm: Arc::new(Gemm::counting()),
             attention: self.attention.clone(),
             parameters: self.parameters.clone(),
             gradients: self.gradients.clone(),
+            gradients_of_block: self.gradients_of_block.clone(),
             shape: self.shape,
         };
         let arena = Arena::counting(self.ops.operand_bytes());
         let condition = Condition { e0: Slice::null(), text: Slice::null() };
-        let mut pass = Pass::begin(&counting, arena, tables, condition, policy, None)?;
+        let mut pass = Pass::begin(&counting, arena, tables, condition, (policy, alone), None)?;
         for layer in 0..self.shape.depth {
             pass.forward(layer)?;
         }
@@ -239,24 +249,25 @@ impl Trunk {
     }
 
     /// The policy that keeps as much as fits into `bytes` of the device and what the host has room for, and what it takes. `peak`
-    /// is the device's FLOP a second: where that is not known, nothing goes to the host.
+    /// is the device's FLOP a second: where that is not known, nothing goes to the host. `alone`: see [`Pass::begin`].
     pub fn policy_within(
         &self,
         tables: &BatchTables,
         bytes: u64,
-        host: HostRoom,
-        peak: Option<f64>,
+        (host, peak): (HostRoom, Option<f64>),
+        alone: bool,
     ) -> Result<(KeepPolicy, Needed)> {
         let size = self.size(tables);
         let forward_s = peak.map_or(0.0, |peak| self.forward_s(&size, peak));
-        let mut best = (KeepPolicy::NOTHING, self.predict(tables, &KeepPolicy::NOTHING)?);
+        let mut best = (KeepPolicy::NOTHING, self.predict(tables, &KeepPolicy::NOTHING, alone)?);
         // A policy's own account knows neither alignment nor that a block which runs forward again needs more room to work
         // in, so what it may spend is found by trying.
-        let (mut low, mut high) = (0, bytes);
+        let lent: u64 = self.gradients_of_block.iter().map(|gradients| 4 * gradients.len() as u64).sum();
+        let (mut low, mut high) = (0, bytes + if alone { lent } else { 0 });
         let mut spend = bytes.saturating_sub(best.1.device);
         while high - low > bytes / 256 {
             let policy = KeepPolicy::within(spend, host, forward_s, &size, self.shape.depth);
-            let needed = if policy == best.0 { best.1 } else { self.predict(tables, &policy)? };
+            let needed = if policy == best.0 { best.1 } else { self.predict(tables, &policy, alone)? };
             if needed.device <= bytes {
                 (best, low) = ((policy, needed), spend);
             } else {
@@ -277,14 +288,16 @@ pub(crate) struct Needed {
 }
 
 impl<'t> Pass<'t> {
-    /// Lays out what lives through the pass and copies the tables to the device. What the policy has in the host's memory must be
+    /// Lays out what lives through the pass and copies the tables to the device. A pass that is `alone` in its step finds no
+    /// gradients to add to: blocks' gradients begin at zero when the backward pass comes to them, and until then the last blocks
+    /// keep things there. What the policy has in the host's memory must be
     /// reserved in `host`. [`Self::embed`] comes next.
     pub fn begin(
         trunk: &'t Trunk,
         mut arena: Arena,
         tables: &BatchTables,
         condition: Condition,
-        policy: &KeepPolicy,
+        (policy, alone): (&KeepPolicy, bool),
         host: Option<&'t HostLink>,
     ) -> Result<Self> {
         let size = trunk.size(tables);
@@ -317,14 +330,34 @@ impl<'t> Pass<'t> {
         };
         let offload = Offload::new(policy, &size, depth, host, ops.launcher.stream(), &mut arena)?;
         let mut kept = Kept::inputs(policy, depth, &size, &mut arena)?;
+        let take = |layer: usize, kept: &mut Kept, arena: &mut Arena| {
+            let second = if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
+            kept.take_kept(policy, (layer, depth), &size, second, offload.slot(layer), arena)
+        };
+        // The last blocks where the first ones' gradients will be: a block may lie on those of blocks before it, since it is done
+        // with when the backward pass comes to them.
+        let mut last = depth;
+        if alone && let Some(gradients) = trunk.gradients_of_block.first() {
+            let mut lent = Arena::new(gradients.address(), u64::MAX, size.operand_bytes);
+            while let Some(layer) = last.checked_sub(1) {
+                let mut there = kept[layer];
+                take(layer, &mut there, &mut lent)?;
+                if gradients.address() + lent.used() > trunk.gradients_of_block[layer].address() {
+                    break;
+                }
+                (kept[layer], last) = (there, layer);
+            }
+        }
         let mut free_from = Vec::with_capacity(depth);
         for (layer, kept) in kept.iter_mut().enumerate() {
-            let second = if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
-            kept.take_kept(policy, (layer, depth), &size, second, offload.slot(layer), &mut arena)?;
+            if layer < last {
+                take(layer, kept, &mut arena)?;
+            }
             free_from.push(arena.mark());
         }
         Ok(Self {
             trunk,
+            alone,
             scratch: arena,
             free_from,
             size,
@@ -431,5 +464,54 @@ impl Tokens {
             attention: AttentionTables::upload(&tables.attention, &ops.launcher, arena)?,
             text: AttentionTables::upload(&tables.text, &ops.launcher, arena)?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::keep::Item;
+    use super::*;
+    use crate::cuda::batch::BatchSize;
+    use crate::model::{LingbotModel, lingbot_parameter_specs};
+
+    /// Gradients far away from everything else.
+    const GRADIENTS: u64 = 1 << 40;
+
+    fn trunk(depth: usize) -> Trunk {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/configs/furniture_all_e128.yaml");
+        let recipe = serde_yaml::from_str(&std::fs::read_to_string(path).expect("read")).expect("a recipe");
+        let crate::config::Recipe::Lingbot(mut recipe) = recipe else { panic!("{path} is of LingBot-VA") };
+        recipe.model.num_layers = depth;
+        let shape = LingbotModel::shape(&recipe.model);
+        let specs = lingbot_parameter_specs(&recipe.model);
+        let tensors = specs.iter().map(|spec| (spec.name.as_str(), spec.count(), spec.trained));
+        let flat = FlatLayout::new(tensors, &adjacent(&shape.names, depth)).expect("a layout");
+        Trunk::new(shape, Launcher::counting(), Arc::new(Gemm::counting()), true, &flat, 0, GRADIENTS).expect("a trunk")
+    }
+
+    #[test]
+    fn the_last_blocks_keep_things_where_gradients_of_blocks_before_them_will_be() {
+        const DEPTH: usize = 12;
+        let trunk = trunk(DEPTH);
+        let size = BatchSize { tokens: 8064, read: 4032, text: 512, rows: 448 };
+        let tables = BatchTables::sized(&size, 64, trunk.attention().tiling()).expect("tables");
+        let policy = KeepPolicy::everything(DEPTH);
+        let condition = Condition { e0: Slice::null(), text: Slice::null() };
+        let pass = Pass::begin(&trunk, Arena::counting(2), &tables, condition, (&policy, true), None).expect("a pass");
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        let mut lent = 0;
+        for (layer, kept) in pass.kept.iter().enumerate() {
+            for (address, bytes) in Item::BY_VALUE.iter().flat_map(|item| kept.pieces(*item, 2)) {
+                if address >= GRADIENTS {
+                    lent += bytes;
+                    assert!(address + bytes <= trunk.gradients_of_block[layer].address(), "block {layer}");
+                }
+                assert!(taken.iter().all(|(at, len)| address + bytes <= *at || at + len <= address), "block {layer}");
+                taken.push((address, bytes));
+            }
+        }
+        let needed = |alone| trunk.predict(&tables, &policy, alone).expect("counted").device;
+        assert!(lent > 1 << 30, "{lent} bytes");
+        assert!(needed(false) >= needed(true) + lent - lent / 10, "{} {} {lent}", needed(false), needed(true));
     }
 }

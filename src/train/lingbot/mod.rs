@@ -11,7 +11,7 @@ pub use validation::{ChunkId, measured_chunks};
 use self::batches::{Batch, build, places};
 use self::flow::Schedules;
 use self::validation::Validator;
-use super::engine::{Engine, MicroStep};
+use super::engine::{Engine, MicroStep, Part};
 use super::loader::Loader;
 use super::profile::{MicroStepProfile, milliseconds};
 use super::task::{Done, GoOn, Point, StepParts, Task, scalar, unbound};
@@ -167,7 +167,8 @@ impl Task for LingbotTask {
 
             let loss = |output: &Vec<_>| flow::losses(output, &targets, &shares);
             // Shares already make the sum over micro-batches the mean over the step.
-            let MicroStep { losses, timing, device } = engine.micro_step(model, &input, 1.0, loss)?;
+            let MicroStep { losses, timing, device } =
+                engine.micro_step(model, &input, Part { weight: 1.0, alone: place.of == 1 }, loss)?;
             parts.add_times(device.as_ref());
             done(MicroStepProfile {
                 step,

@@ -6,7 +6,7 @@ mod validation;
 
 use self::batches::{Batch, ClipStore};
 use self::validation::Validator;
-use super::engine::{Engine, MicroStep};
+use super::engine::{Engine, MicroStep, Part};
 use super::loader::Loader;
 use super::measure::spread;
 use super::profile::{MicroStepProfile, milliseconds};
@@ -126,6 +126,7 @@ impl Task for XwamTask {
         };
         let (train, flow) = (&recipe.train, &recipe.flow);
         let weight = 1.0 / train.accumulate as f64;
+        let part = Part { weight, alone: train.accumulate == 1 };
         let mut parts = StepParts::default();
         for micro_step in 1..=train.accumulate {
             if interrupted() {
@@ -141,7 +142,7 @@ impl Task for XwamTask {
             parts.text_rows += (recipe.model.text_len * train.batch_size) as u64;
             parts.padding += padding_rows as u64;
             let loss = |output: &_| flow::losses(output, &targets, flow.action_loss_weight, flow.proprio_loss_weight);
-            let MicroStep { losses, timing, device } = engine.micro_step(model, &input, weight, loss)?;
+            let MicroStep { losses, timing, device } = engine.micro_step(model, &input, part, loss)?;
             parts.add_times(device.as_ref());
             done(MicroStepProfile {
                 step,
