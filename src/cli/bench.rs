@@ -24,7 +24,7 @@ fn gemm(tokens: usize, global: &Global) -> Result<Exit> {
         output::document(&times)?;
         return Ok(Exit::Done);
     }
-    output::line("product                  in ->    out   the first proposal, and the fastest by number".to_owned())?;
+    output::line("product                  in ->    out   the first proposal, and the fastest by number")?;
     for of_product in times.chunk_by(|a, b| (&a.product, a.inputs, a.outputs) == (&b.product, b.inputs, b.outputs)) {
         let first = &of_product[0];
         let mut fastest: Vec<_> = of_product.iter().collect();

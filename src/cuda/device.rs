@@ -169,6 +169,12 @@ impl Gpu {
         self.process.link_bytes_per_second()
     }
 
+    /// GPUs of this machine, at least those that this process sees.
+    pub fn gpus_of_machine(&self) -> u32 {
+        let seen = CudaContext::device_count().map_or(1, |count| count.max(1) as u32);
+        self.process.gpus_of_machine().max(seen)
+    }
+
     /// The most bytes that were allocated at once since this was last asked.
     pub fn take_peak(&self) -> Result<u64> {
         let attribute = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;

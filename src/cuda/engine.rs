@@ -162,7 +162,10 @@ impl Engine {
         };
         let gemm = Arc::new(Gemm::new(Arc::clone(&gpu.stream), Arc::clone(&gpu.timeline), half)?);
         let gradient_base = gradients.device_ptr(&gpu.stream).0;
-        let host = HostLink::open(&gpu)?;
+        // A checkpoint is written from a copy of everything that is trained.
+        let master = if half { 4 } else { 0 };
+        let snapshot = if with_optimizer { (flat.len * bytes + flat.trained * (8 + master)) as u64 } else { 0 };
+        let host = HostLink::open(&gpu, snapshot)?;
         let trunk = Trunk::new(shape, launcher.clone(), gemm, half, &flat, parameter_base, gradient_base)?;
         Ok(Self {
             gpu,

@@ -1,8 +1,8 @@
 //! The host's memory as a second place for what a pass keeps: pinned, so that the GPU copies to and from it by itself.
 //!
 //! Pinning takes a second for some gigabytes, so threads do it in the background, chunk by chunk from the first on; whoever
-//! comes to a chunk that is not there yet waits for it. How much there may be is asked of the machine once, when the GPU is
-//! opened: what is kept where then depends on nothing but the batch.
+//! comes to a chunk that is not there yet waits for it. How much there may be is asked of the machine once, when the engine is
+//! made: what is kept where then depends on nothing but the batch.
 
 use super::device::Gpu;
 use super::launch::device_error;
@@ -26,8 +26,8 @@ const BREATH: Duration = Duration::from_millis(1);
 const PAGE: usize = 4096;
 /// Threads that do so, at most.
 const THREADS: usize = 16;
-/// Of what the machine has available, the share that this process and those of the other GPUs take at most: data loading,
-/// checkpoints and the page cache live in the rest.
+/// Of what the machine has available and this process will not need for itself, the share that it and those on the other GPUs
+/// take at most: data loading and the page cache live in the rest.
 const SHARE: f64 = 0.6;
 /// Of a PCIe link's nominal bytes, those to count on: 55 of 63 GB/s arrive, and a pass that waits for its link loses more than
 /// the copies save.
@@ -75,24 +75,18 @@ impl Shared {
 }
 
 impl HostLink {
-    /// A link to as much of the host's memory as this process may take; none of it is taken yet.
+    /// A link to as much of the host's memory as this process may take, beside `spoken_for` bytes that it will need itself; none
+    /// of it is taken yet.
     ///
     /// # Errors
-    /// If the variable is no number, or the device has no further stream.
-    pub fn open(gpu: &Gpu) -> Result<Self> {
+    /// If [`LIMIT_VARIABLE`] is no number, or the device has no further stream.
+    pub fn open(gpu: &Gpu, spoken_for: u64) -> Result<Self> {
         let context = Arc::clone(gpu.stream.context());
         let copies = context.new_stream().map_err(|error| device_error(error, "opening a stream for copies"))?;
-        let asked = std::env::var(LIMIT_VARIABLE).ok().filter(|text| !text.is_empty());
-        let bytes = match asked.map(|text| text.parse::<f64>().map_err(|_| text)) {
-            Some(Ok(gib)) if gib >= 0.0 => (gib * f64::from(1 << 30)) as u64,
-            Some(Ok(_) | Err(_)) => {
-                let what = format!("{LIMIT_VARIABLE} is no number of GiB");
-                return Err(Error::usage("host_memory", what).hint("0 has nothing kept in the host's memory"));
-            }
-            None => {
-                let gpus = CudaContext::device_count().map_or(1, |count| count.max(1));
-                (spare::available() as f64 * SHARE / f64::from(gpus)) as u64
-            }
+        let asked = std::env::var_os(LIMIT_VARIABLE).filter(|text| !text.is_empty());
+        let bytes = match asked {
+            Some(text) => asked_for(&text.to_string_lossy())?,
+            None => to_spare(spare::available(), spoken_for, gpu.gpus_of_machine()),
         };
         let nominal = gpu.link_bytes_per_second().unwrap_or(0.0);
         let room = HostRoom { bytes, bytes_per_second: EFFICIENCY * nominal };
@@ -189,6 +183,22 @@ impl HostLink {
     }
 }
 
+/// Bytes of so many GiB.
+fn asked_for(text: &str) -> Result<u64> {
+    match text.trim().parse::<f64>() {
+        Ok(gib) if gib >= 0.0 => Ok((gib * f64::from(1 << 30)) as u64),
+        _ => {
+            let what = format!("{LIMIT_VARIABLE}={text} is no number of GiB");
+            Err(Error::usage("host_memory", what).hint("0 has nothing kept in the host's memory"))
+        }
+    }
+}
+
+/// What a process may take of `available` bytes.
+fn to_spare(available: u64, spoken_for: u64, gpus: u32) -> u64 {
+    (available.saturating_sub(spoken_for) as f64 * SHARE / f64::from(gpus.max(1))) as u64
+}
+
 impl Drop for HostLink {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
@@ -256,4 +266,28 @@ fn pin(context: &Arc<CudaContext>, pinning: &Mutex<()>) -> std::result::Result<u
         return Err(reason);
     }
     Ok(address as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_a_number_of_gib() {
+        assert_eq!(asked_for("0").expect("none"), 0);
+        assert_eq!(asked_for(" 1.5 ").expect("a number"), 3 << 29);
+        for text in ["", "-1", "NaN", "12GB", "all"] {
+            let error = asked_for(text).expect_err(text);
+            assert_eq!(error.code, "host_memory");
+            assert!(error.what.contains(LIMIT_VARIABLE), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_process_leaves_what_it_and_others_need() {
+        assert_eq!(to_spare(1000, 0, 1), 600);
+        assert_eq!(to_spare(1000, 500, 2), 150);
+        assert_eq!(to_spare(1000, 2000, 1), 0, "a checkpoint's copy comes first");
+        assert_eq!(to_spare(1000, 0, 0), 600);
+    }
 }

@@ -50,4 +50,9 @@ impl ProcessMemory {
         };
         Some(lanes * per_lane)
     }
+
+    /// GPUs of this machine, whether this process may use them or not; 0 if the library does not say.
+    pub fn gpus_of_machine(&self) -> u32 {
+        self.nvml.as_ref().and_then(|(nvml, _)| nvml.device_count().ok()).unwrap_or(0)
+    }
 }

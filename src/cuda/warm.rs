@@ -1,9 +1,8 @@
 //! Candle's kernels, compiled before they are needed.
 //!
 //! They come as PTX, which the driver compiles when a machine meets them for the first time. In one process it compiles one
-//! file at a time, however many threads ask: 17 s for the eight files that training uses. So processes compile them beside
-//! each other, 9 s, of which the largest file alone takes 8. The results lie in the driver's cache, where everybody on this
-//! machine finds them.
+//! file at a time, however many threads ask. So processes compile the eight files that training uses beside each other: that
+//! takes as long as the largest, about 5 s. The results lie in the driver's cache, where everybody on this machine finds them.
 
 use super::launch::device_error;
 use crate::{Error, Result};
