@@ -38,8 +38,8 @@ impl Item {
         self as usize
     }
 
-    /// Bytes of it in a block.
-    fn bytes(self, size: &Size) -> u64 {
+    /// Bytes of it in a block, at most.
+    pub fn bytes(self, size: &Size) -> u64 {
         let mut arena = Arena::counting(size.operand_bytes);
         // A counting arena has no end.
         let _ = Kept::default().take(self, size, size.tokens, &mut arena);
@@ -204,6 +204,12 @@ impl KeepPolicy {
         self.hosted.items[item.place()] && self.hosted.place(layer, depth).is_some()
     }
 
+    /// What block `layer` keeps, and not by way of the host.
+    pub fn on_device_of(&self, layer: usize, depth: usize) -> Vec<Item> {
+        let items = Item::BY_VALUE.into_iter();
+        items.filter(|item| self.keeps(*item, layer, depth) && !self.hosts(*item, layer, depth)).collect()
+    }
+
     /// Which of the hosting blocks block `layer` is, if it is one.
     pub fn hosting_place(&self, layer: usize, depth: usize) -> Option<usize> {
         self.hosted.place(layer, depth)
@@ -291,37 +297,20 @@ impl Outputs {
 }
 
 impl Kept {
-    /// Room for the inputs of the blocks that keep them. The block before writes it, so it is no part of what a block leaves.
-    pub fn inputs(policy: &KeepPolicy, depth: usize, size: &Size, arena: &mut Arena) -> Result<Vec<Self>> {
-        (0..depth)
-            .map(|layer| {
-                let input = match policy.keeps(Item::Outputs, layer, depth) {
-                    true => None,
-                    false => Some(arena.take(size.tokens * size.width)?),
-                };
-                Ok(Self { input, ..Self::default() })
-            })
-            .collect()
-    }
-
-    /// Room for what the policy has block `layer` keep, whose second half runs over `second` tokens; `slot` has that of what it
-    /// hosts.
-    pub fn take_kept(
-        &mut self,
+    /// What block `layer` has before anything is taken for it alone: `slot`, if it hosts, and its input, if it keeps that. The
+    /// block before writes the input, so it is no part of what a block leaves.
+    pub fn begin(
         policy: &KeepPolicy,
         (layer, depth): (usize, usize),
         size: &Size,
-        second: usize,
         slot: Option<&Self>,
         arena: &mut Arena,
-    ) -> Result<()> {
-        *self = Self { input: self.input, ..slot.copied().unwrap_or_default() };
-        for item in Item::BY_VALUE {
-            if policy.keeps(item, layer, depth) && !policy.hosts(item, layer, depth) {
-                self.take(item, size, second, arena)?;
-            }
-        }
-        Ok(())
+    ) -> Result<Self> {
+        let input = match policy.keeps(Item::Outputs, layer, depth) {
+            true => None,
+            false => Some(arena.take(size.tokens * size.width)?),
+        };
+        Ok(Self { input, ..slot.copied().unwrap_or_default() })
     }
 
     /// Room for everything that the backward pass reads, for a block that runs forward again.
@@ -359,7 +348,8 @@ impl Kept {
         }
     }
 
-    fn take(&mut self, item: Item, size: &Size, second: usize, arena: &mut Arena) -> Result<()> {
+    /// Room for an item of a block that asks `second` tokens for more than keys and values.
+    pub fn take(&mut self, item: Item, size: &Size, second: usize, arena: &mut Arena) -> Result<()> {
         let &Size { tokens, width, ffn, heads, .. } = size;
         match item {
             Item::Outputs => self.outputs = Some(Outputs::take(second, width, arena)?),

@@ -329,29 +329,31 @@ impl<'t> Pass<'t> {
             has_padding: tables.has_padding,
         };
         let offload = Offload::new(policy, &size, depth, host, ops.launcher.stream(), &mut arena)?;
-        let mut kept = Kept::inputs(policy, depth, &size, &mut arena)?;
-        let take = |layer: usize, kept: &mut Kept, arena: &mut Arena| {
-            let second = if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
-            kept.take_kept(policy, (layer, depth), &size, second, offload.slot(layer), arena)
-        };
-        // The last blocks where the first ones' gradients will be: a block may lie on those of blocks before it, since it is done
-        // with when the backward pass comes to them.
-        let mut last = depth;
-        if alone && let Some(gradients) = trunk.gradients_of_block.first() {
+        let mut kept = (0..depth)
+            .map(|layer| Kept::begin(policy, (layer, depth), &size, offload.slot(layer), &mut arena))
+            .collect::<Result<Vec<_>>>()?;
+        let second = |layer: usize| if layer + 1 == depth { tables.tokens_read() } else { size.tokens };
+        let mut items: Vec<_> = (0..depth).map(|layer| policy.on_device_of(layer, depth)).collect();
+        // The last blocks keep theirs where the first ones' gradients will be: a block may lie on those of blocks before it,
+        // since it is done with when the backward pass comes to them.
+        if let Some(gradients) = trunk.gradients_of_block.first().filter(|_| alone) {
             let mut lent = Arena::new(gradients.address(), u64::MAX, size.operand_bytes);
-            while let Some(layer) = last.checked_sub(1) {
-                let mut there = kept[layer];
-                take(layer, &mut there, &mut lent)?;
-                if gradients.address() + lent.used() > trunk.gradients_of_block[layer].address() {
-                    break;
+            for layer in (0..depth).rev() {
+                let room = trunk.gradients_of_block[layer].address() - gradients.address();
+                let mut elsewhere = Vec::new();
+                for item in std::mem::take(&mut items[layer]) {
+                    match lent.used() + item.bytes(&size) <= room {
+                        true => kept[layer].take(item, &size, second(layer), &mut lent)?,
+                        false => elsewhere.push(item),
+                    }
                 }
-                (kept[layer], last) = (there, layer);
+                items[layer] = elsewhere;
             }
         }
         let mut free_from = Vec::with_capacity(depth);
-        for (layer, kept) in kept.iter_mut().enumerate() {
-            if layer < last {
-                take(layer, kept, &mut arena)?;
+        for (layer, items) in items.into_iter().enumerate() {
+            for item in items {
+                kept[layer].take(item, &size, second(layer), &mut arena)?;
             }
             free_from.push(arena.mark());
         }
