@@ -206,6 +206,7 @@ fn clip_shape(recipe: &XwamRecipe, sample: &ClipSample, cells: Extent) -> Shape 
         text_rows: model.text_len as u64,
         read: tokens,
         rows: (cells.frames / time + actions + proprios) as u64,
+        alone: recipe.train.accumulate == 1,
     }
 }
 
@@ -260,13 +261,15 @@ fn open_episodes(report: &mut Report, recipe: &LingbotRecipe) -> Option<Shape> {
 fn episode_shape(set: &EpisodeSet, recipe: &LingbotRecipe) -> Shape {
     let (packing, frame) = (&recipe.packing, batches::frame_tokens(set, &recipe.model));
     let longest = batches::lengths(set).into_iter().max().unwrap_or(0);
-    let (tokens, episodes) = match packing.kind {
-        PackingKind::Unpacked => (trunk_tokens(longest, frame), 1),
+    let batches = recipe.train.accumulate * packing.ranks;
+    let (tokens, episodes, alone) = match packing.kind {
+        PackingKind::Unpacked => (trunk_tokens(longest, frame), 1, batches * recipe.train.batch_size == 1),
         PackingKind::Bucket => {
             let episodes = recipe.train.batch_size;
-            (episodes * trunk_tokens(round_up(longest, packing.pad_multiple), frame), episodes)
+            (episodes * trunk_tokens(round_up(longest, packing.pad_multiple), frame), episodes, batches == 1)
         }
-        PackingKind::Budget => (packing.token_budget, recipe.train.batch_size * recipe.train.accumulate),
+        // Some steps may be one sequence, and need less than those that are several.
+        PackingKind::Budget => (packing.token_budget, recipe.train.batch_size * recipe.train.accumulate, false),
     };
     let tokens = round_up(tokens, packing.alignment) as u64;
     // Each latent frame has video and actions, noisy and clean, and a modulation row for each of the four.
@@ -277,6 +280,7 @@ fn episode_shape(set: &EpisodeSet, recipe: &LingbotRecipe) -> Shape {
         text_rows: (episodes * recipe.model.text_len) as u64,
         read: tokens / 2,
         rows: 4 * frames,
+        alone,
     }
 }
 

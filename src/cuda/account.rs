@@ -60,12 +60,13 @@ pub(super) fn room(unused: u64, islands: u64) -> u64 {
     unused.saturating_sub(RESERVE + islands)
 }
 
-/// What training a model with these tensors (name, elements, trained) on batches of this size takes of a GPU of `total` bytes.
+/// What training a model with these tensors (name, elements, trained) on batches of this size, `alone` in their steps or not, takes of
+/// a GPU of `total` bytes. How much of the host's memory there will be nobody knows yet, so nothing is kept there.
 pub(crate) fn forecast(
     shape: TrunkShape,
     tensors: &[(String, usize, bool)],
     half: bool,
-    size: &BatchSize,
+    (size, alone): (&BatchSize, bool),
     total: u64,
 ) -> Result<GpuForecast> {
     let tensors = tensors.iter().map(|(name, len, trained)| (name.as_str(), *len, *trained));
@@ -77,11 +78,11 @@ pub(crate) fn forecast(
     let tables = BatchTables::sized(size, trunk.rotary_pairs(), trunk.attention().tiling())?;
     let islands = islands_bytes(size, shape.width);
     let beside = CONTEXT + state + islands;
-    let least = trunk.predict(&tables, &KeepPolicy::NOTHING, false)?.device;
-    let most = trunk.predict(&tables, &KeepPolicy::everything(shape.depth), false)?.device;
+    let least = trunk.predict(&tables, &KeepPolicy::NOTHING, alone)?.device;
+    let most = trunk.predict(&tables, &KeepPolicy::everything(shape.depth), alone)?.device;
     let budget = room(total.saturating_sub(CONTEXT + state), islands);
     let fits = if least <= budget {
-        Some(trunk.policy_within(&tables, budget, (HostRoom::default(), None), false)?)
+        Some(trunk.policy_within(&tables, budget, (HostRoom::default(), None), alone)?)
     } else {
         None
     };
@@ -105,13 +106,15 @@ mod tests {
         let specs = lingbot_parameter_specs(&recipe.model);
         let tensors: Vec<(String, usize, bool)> =
             specs.iter().map(|spec| (spec.name.clone(), spec.count(), spec.trained)).collect();
-        let of = |frames: usize| {
+        let of = |frames: usize, alone: bool| {
             let size = BatchSize { tokens: 288 * frames, read: 144 * frames, text: 2048, rows: 16 * frames };
-            forecast(shape, &tensors, true, &size, 150_100_000_000).expect("a forecast")
+            forecast(shape, &tensors, true, (&size, alone), 150_100_000_000).expect("a forecast")
         };
-        let fits = of(280);
+        let fits = of(280, false);
         assert!((91.0e9..92.5e9).contains(&(fits.state as f64)), "{fits:?}");
         assert!(fits.least < fits.most && fits.peak.is_some_and(|peak| peak <= 150_100_000_000));
-        assert!(of(400).peak.is_none());
+        assert!(of(400, false).peak.is_none());
+        let lent = of(128, false).most - of(128, true).most;
+        assert!((10_000_000_000..20_000_000_000).contains(&lent), "{lent}");
     }
 }

@@ -41,6 +41,8 @@ pub struct Shape {
     pub read: u64,
     /// Modulation rows of a sequence.
     pub rows: u64,
+    /// Whether every step is one micro-step.
+    pub alone: bool,
 }
 
 /// What a worker takes of a GPU, in bytes.
@@ -85,7 +87,7 @@ pub fn gpu(recipe: &Recipe, shape: Shape, total: u64) -> crate::Result<Option<Gp
             rows: whole(shape.rows),
         };
         let half = recipe.precision().params.dtype() == DType::BF16;
-        crate::cuda::forecast(trunk, &tensors, half, &size, total).map(Some)
+        crate::cuda::forecast(trunk, &tensors, half, (&size, shape.alone), total).map(Some)
     }
 }
 
@@ -179,7 +181,7 @@ mod tests {
     fn recomputation_keeps_one_block_and_the_inputs_of_all() {
         let Recipe::Xwam(mut demo) = recipe("xwam_demo.yaml") else { panic!("X-WAM") };
         (demo.model.dim, demo.model.ffn_dim, demo.model.num_heads, demo.model.num_layers) = (10, 20, 2, 3);
-        let shape = Shape { sequences: 2, tokens: 7, text_rows: 5, read: 7, rows: 1 };
+        let shape = Shape { sequences: 2, tokens: 7, text_rows: 5, read: 7, rows: 1, alone: true };
         // 20 x 10 + 2 x 20 + 7 x 10 + 2 x 2 x (7 + 5) values a token, 3 x 10 a text row.
         let block = 2 * (7 * 358 + 5 * 30);
         demo.train.recompute = false;
