@@ -128,7 +128,7 @@ fn gpu_words(gpus: &[(String, GpuForecast)]) -> Option<String> {
     let on = gpus.iter().map(|(name, GpuForecast { total, most, peak, kept, .. })| match (peak, kept) {
         (Some(peak), _) if peak == most => format!("{name}: nothing is computed again"),
         (Some(peak), Some(kept)) => format!(
-            "{name}: {} of {} MB at the peak, the backward pass finds {kept}",
+            "{name}: {} of {} MB at the peak, the backward pass finds {kept}, and what the host's memory takes",
             megabytes(*peak),
             megabytes(*total)
         ),

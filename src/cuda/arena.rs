@@ -64,14 +64,8 @@ impl Arena {
         Mark(self.used)
     }
 
-    /// Gives back everything taken since the mark.
+    /// Goes on from the mark: what was taken since is given back.
     pub fn release(&mut self, mark: Mark) {
-        self.used = mark.0;
-    }
-
-    /// Goes on from a mark, though more was taken since, or less: nobody reads any more what lies beyond it, or nobody has yet
-    /// written there.
-    pub fn go_on_from(&mut self, mark: Mark) {
         self.used = mark.0;
     }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const OLDEST: (i32, i32) = (8, 0);
 
 /// One GPU, opened for computing: candle's device and the project's kernels share its stream, so that everything is
-/// in order without a word.
+/// in order without a word (but for copies to the host's memory, which `host.rs` puts in order).
 #[derive(Debug)]
 pub(crate) struct Gpu {
     pub device: Device,
@@ -105,7 +105,8 @@ impl Gpu {
         })?;
         let cuda = device.as_cuda_device()?;
         let stream = cuda.cuda_stream();
-        // SAFETY: everything runs on this one stream, so no buffer is used on another before it is ready.
+        // SAFETY: every buffer of candle's is used on this one stream alone. What `HostLink` copies on another lies in the arena,
+        // and is ordered by events of its own.
         unsafe { cuda.disable_event_tracking() };
         let context = Arc::clone(stream.context());
         keep_memory(&context)?;

@@ -200,7 +200,7 @@ impl Engine {
         };
     }
 
-    /// These are no first steps: what a run's first micro-step does differently, it has done.
+    /// The run has made steps before: what its first micro-step does differently, it has done.
     pub fn goes_on(&mut self) {
         self.begins = false;
     }
@@ -300,12 +300,18 @@ impl Engine {
         loss: impl Fn(&M::Output) -> candle_core::Result<Losses>,
     ) -> Result<MicroStep> {
         self.gpu.wait_for_kernels();
-        let step = self.pass(model, input, part, loss).map_err(|error| match error.code {
-            "gpu_out_of_memory" => self.out_of_memory(error),
-            _ => error,
-        })?;
+        let step = self.pass(model, input, part, loss);
         self.begins = false;
-        Ok(step)
+        step.map_err(|error| {
+            // Sums that may hold anything; after an error of the device nothing helps, and the first error counts.
+            if part.alone {
+                let _ = self.discard_gradients();
+            }
+            match error.code {
+                "gpu_out_of_memory" => self.out_of_memory(error),
+                _ => error,
+            }
+        })
     }
 
     /// What was taken when memory ran out.
@@ -488,7 +494,8 @@ impl Engine {
         let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
         self.account.predicted_islands = islands_bytes(&tables.batch_size(), self.trunk.width());
         let budget = self.budget(tables)?;
-        let (mut policy, mut needed) = self.plan(tables, budget, alone)?;
+        let room = self.host.room();
+        let (mut policy, mut needed) = self.plan(tables, budget, alone, room)?;
         let mut bytes = needed.device;
         let without_host = self.begins && needed.host > 0 && self.keep.is_none();
         self.host_later = if without_host { needed.host } else { 0 };
@@ -498,6 +505,12 @@ impl Engine {
             bytes = bytes.max(needed.device);
         }
         self.host.reserve(needed.host);
+        if let Err(error) = self.host.wait_for(needed.host) {
+            tracing::warn!("{error}; what would have been there is computed again");
+            self.host.limit(0);
+            (policy, needed) = self.plan(tables, budget, alone, HostRoom::default())?;
+            bytes = needed.device;
+        }
         self.planned_for = (self.keep.is_none() && !without_host).then(|| (tables.batch_size(), alone));
         if bytes > budget.max(held) {
             let what = format!("a batch of {} tokens needs {bytes} bytes, {budget} are free", tables.tokens());
@@ -532,8 +545,8 @@ impl Engine {
         Ok(self.limit.map_or(room, |limit| limit.min(room)))
     }
 
-    /// What to keep of a batch within `budget` bytes of the device, and where.
-    fn plan(&self, tables: &BatchTables, budget: u64, alone: bool) -> Result<(KeepPolicy, Needed)> {
+    /// What to keep of a batch within `budget` bytes of the device and the host's room, and where.
+    fn plan(&self, tables: &BatchTables, budget: u64, alone: bool, host: HostRoom) -> Result<(KeepPolicy, Needed)> {
         if let Some(policy) = self.keep {
             return Ok((policy, self.trunk.predict(tables, &policy, alone)?));
         }
@@ -543,11 +556,11 @@ impl Engine {
         {
             let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
             let needed = self.trunk.predict(tables, &policy, alone)?;
-            if needed.device <= budget.min(held) {
+            if needed.device <= budget.min(held) && needed.host <= host.bytes {
                 return Ok((policy, needed));
             }
         }
-        self.trunk.policy_within(tables, budget, (self.host.room(), self.gpu.peak_flops), alone)
+        self.trunk.policy_within(tables, budget, (host, self.gpu.peak_flops), alone)
     }
 
     /// The norm of the step's gradients, then one update, the `step`-th (from 1); gradients are zero afterwards. Returns

@@ -1,8 +1,8 @@
 //! The host's memory as a second place for what a pass keeps: pinned, so that the GPU copies to and from it by itself.
 //!
-//! Pinning takes a second for some gigabytes, so threads do it in the background, chunk by chunk from the first on; whoever
-//! comes to a chunk that is not there yet waits for it. How much there may be is asked of the machine once, when the engine is
-//! made: what is kept where then depends on nothing but the batch.
+//! Pinning takes from two seconds to twenty for as much as a pass may want, so threads do it in the background, chunk by chunk.
+//! How much there may be is asked of the machine once, when the first batch is there: by then whoever loaded weights has
+//! given their memory back.
 
 use super::device::Gpu;
 use super::launch::device_error;
@@ -43,7 +43,13 @@ pub(crate) struct HostRoom {
 /// Pinned memory and the stream that copies to and from it.
 #[derive(Debug)]
 pub(crate) struct HostLink {
-    room: HostRoom,
+    /// Bytes that were asked for; `None`: what the machine has to spare.
+    limit: Option<u64>,
+    /// What this process will need itself, and GPUs to share with.
+    spoken_for: u64,
+    gpus: u32,
+    bytes_per_second: f64,
+    room: Option<HostRoom>,
     copies: Arc<CudaStream>,
     context: Arc<CudaContext>,
     shared: Arc<Shared>,
@@ -65,6 +71,8 @@ struct Chunks {
     made: Vec<Option<std::result::Result<usize, String>>>,
     /// The first that nobody has begun with.
     next: usize,
+    /// Threads that make them.
+    at_work: usize,
     stop: bool,
 }
 
@@ -84,22 +92,33 @@ impl HostLink {
         let context = Arc::clone(gpu.stream.context());
         let copies = context.new_stream().map_err(|error| device_error(error, "opening a stream for copies"))?;
         let asked = std::env::var_os(LIMIT_VARIABLE).filter(|text| !text.is_empty());
-        let bytes = match asked {
-            Some(text) => asked_for(&text.to_string_lossy())?,
-            None => to_spare(spare::available(), spoken_for, gpu.gpus_of_machine()),
-        };
-        let nominal = gpu.link_bytes_per_second().unwrap_or(0.0);
-        let room = HostRoom { bytes, bytes_per_second: EFFICIENCY * nominal };
-        Ok(Self { room, copies, context, shared: Arc::default(), threads: Vec::new() })
+        Ok(Self {
+            limit: asked.map(|text| asked_for(&text.to_string_lossy())).transpose()?,
+            spoken_for,
+            gpus: gpu.gpus_of_machine(),
+            bytes_per_second: EFFICIENCY * gpu.link_bytes_per_second().unwrap_or(0.0),
+            room: None,
+            copies,
+            context,
+            shared: Arc::default(),
+            threads: Vec::new(),
+        })
     }
 
     /// At most this many bytes.
     pub fn limit(&mut self, bytes: u64) {
-        self.room.bytes = bytes;
+        self.limit = Some(bytes);
+        self.room = None;
     }
 
-    pub fn room(&self) -> HostRoom {
-        self.room
+    /// What there is room for; the first call measures it.
+    pub fn room(&mut self) -> HostRoom {
+        let (limit, spoken_for, gpus, bytes_per_second) =
+            (self.limit, self.spoken_for, self.gpus, self.bytes_per_second);
+        *self.room.get_or_insert_with(|| {
+            let bytes = limit.unwrap_or_else(|| to_spare(spare::available(), spoken_for, gpus));
+            HostRoom { bytes, bytes_per_second }
+        })
     }
 
     /// Begins to pin so many bytes in all, unless that was asked for before.
@@ -110,13 +129,28 @@ impl HostLink {
             return;
         }
         chunks.made.resize(wanted, None);
-        drop(chunks);
-        self.threads.retain(|thread| !thread.is_finished());
-        let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS));
-        while self.threads.len() < threads.min(wanted) {
+        let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS)).min(wanted);
+        for _ in chunks.at_work..threads {
             let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
-            self.threads.push(std::thread::spawn(move || pin_chunks(&context, &shared)));
+            let thread = std::thread::Builder::new().name("pin".into()).spawn(move || pin_chunks(&context, &shared));
+            if let Ok(thread) = thread {
+                self.threads.push(thread);
+                chunks.at_work += 1;
+            }
         }
+        if chunks.at_work == 0 {
+            let next = chunks.next;
+            chunks.made[next..].fill(Some(Err("no thread could be started to pin the host's memory".into())));
+            chunks.next = wanted;
+        }
+    }
+
+    /// Waits until so many bytes are there, which were reserved.
+    ///
+    /// # Errors
+    /// `host_memory` if the system gives no more, or the driver cannot pin it.
+    pub fn wait_for(&self, bytes: u64) -> Result<()> {
+        (0..bytes.div_ceil(CHUNK as u64) as usize).try_for_each(|index| self.chunk(index).map(|_| ()))
     }
 
     /// Waits until all copies are done: an arena may be given back then.
@@ -226,6 +260,8 @@ fn pin_chunks(context: &Arc<CudaContext>, shared: &Shared) {
     loop {
         let mut chunks = shared.lock();
         if chunks.stop || chunks.next == chunks.made.len() {
+            // Under the lock: who reserves more knows whether this thread will still see it.
+            chunks.at_work -= 1;
             return;
         }
         let index = chunks.next;

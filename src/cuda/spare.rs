@@ -46,6 +46,7 @@ fn left_in_group(folder: &Path) -> Option<u64> {
         .sum();
     Some(limit.saturating_sub(used.saturating_sub(cached)))
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

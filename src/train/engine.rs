@@ -149,7 +149,6 @@ impl Engine {
             if let Some(tensors) = optimizer {
                 engine.load_optimizer(tensors)?;
             }
-            engine.goes_on();
             return Ok(Self(On::Cuda(Box::new(engine))));
         }
         refuse_gpu(spec.device)?;
@@ -226,6 +225,15 @@ impl Engine {
             On::Cpu(_) => _ = kept,
             #[cfg(feature = "cuda")]
             On::Cuda(engine) => engine.keep(kept),
+        }
+    }
+
+    /// The run has made steps before this attempt; on a GPU its first micro-step differs from the others.
+    pub fn goes_on(&mut self) {
+        match &mut self.0 {
+            On::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            On::Cuda(engine) => engine.goes_on(),
         }
     }
 

@@ -268,7 +268,7 @@ fn train(
         trunk: task.trunk(),
     };
     // The initial weights are given up either way: at 5 B parameters they are 20 GB that nothing reads again.
-    let (engine, position) = match &from {
+    let (mut engine, position) = match &from {
         None => (Engine::start(&engine_spec, initial)?, TrainerState::default()),
         Some(checkpoint) => {
             drop(initial);
@@ -284,6 +284,9 @@ fn train(
             (Engine::resume(&engine_spec, parameters, optimizer.as_ref())?, position)
         }
     };
+    if position.step > 0 {
+        engine.goes_on();
+    }
     task.bind(engine.parameters())?;
     let store = journal.writer.checkpoints();
     let present = store.complete()?.iter().map(Checkpoint::bytes).sum();

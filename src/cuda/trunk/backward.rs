@@ -53,7 +53,7 @@ impl Pass<'_> {
             }
             pass.backward_block(layer, &kept)
         })?;
-        self.offload.leave(layer)
+        self.offload.done(layer)
     }
 
     fn backward_block(&mut self, layer: usize, kept: &Kept) -> Result<()> {

@@ -164,19 +164,29 @@ impl KeepPolicy {
             true => budget + 4 * (hosted.blocks * size.tokens * size.width) as u64,
             false => budget,
         };
+        let mut with_outputs = 0;
         for item in Item::BY_VALUE {
             let blocks = if hosted.items[item.place()] { depth - hosted.blocks } else { depth };
             let bytes = item.bytes_more(size).max(1);
-            let count = blocks.min((left / bytes) as usize);
+            // A block without outputs runs forward again, whatever it keeps.
+            let useful = if item == Item::Outputs { depth } else { with_outputs };
+            let count = blocks.min(useful).min((left / bytes) as usize);
             policy.blocks[item.place()] = count;
             left -= count as u64 * bytes;
+            if item == Item::Outputs {
+                with_outputs = count + if hosted.items[item.place()] { hosted.blocks } else { 0 };
+            }
         }
         policy
     }
 
-    /// Whether every block that hosts something keeps its outputs: one that does not runs forward again, whatever it kept.
+    /// Whether every block that hosts something keeps its outputs, since one that does not runs forward again, whatever it kept;
+    /// and whether the last block keeps them if any does: of its tokens that heads do not read it leaves no stream to take
+    /// anything back from.
     fn is_sound(&self, depth: usize) -> bool {
-        (0..depth).all(|layer| self.hosted.place(layer, depth).is_none() || self.keeps(Item::Outputs, layer, depth))
+        let outputs = |layer: usize| self.keeps(Item::Outputs, layer, depth);
+        (0..depth).all(|layer| self.hosted.place(layer, depth).is_none() || outputs(layer))
+            && ((0..depth).all(|layer| !outputs(layer)) || outputs(depth - 1))
     }
 
     /// Time saved, as [`Item::saves`] counts it.
@@ -408,7 +418,7 @@ mod tests {
                 let policy = within(budget, host(bytes, streams));
                 assert!(policy.bytes(&SIZE) <= budget, "{policy} in {budget}");
                 assert!(policy.host_bytes(&SIZE) <= bytes.min(streams * STREAM), "{policy}");
-                assert!(policy.is_sound(DEPTH), "{policy}");
+                assert!(policy.is_sound(DEPTH) && reads_all_it_keeps(&policy), "{policy}");
                 let alone = without_host(budget, DEPTH);
                 assert!(policy.saves(&SIZE, DEPTH) >= alone.saves(&SIZE, DEPTH), "{policy} instead of {alone}");
             }
@@ -417,11 +427,23 @@ mod tests {
         assert!((0..DEPTH - 1).all(|layer| plenty.hosting_place(layer, DEPTH) == Some(layer)), "{plenty}");
     }
 
+    /// No block keeps anything that only one with outputs would read.
+    fn reads_all_it_keeps(policy: &KeepPolicy) -> bool {
+        (0..12).all(|layer| {
+            policy.keeps(Item::Outputs, layer, 12) || Item::BY_VALUE.iter().all(|item| !policy.keeps(*item, layer, 12))
+        })
+    }
+
     #[test]
     fn hosting_blocks_lie_evenly_and_never_last() {
         let hosted = Hosted { items: [true; 6], blocks: 4 };
         let places: Vec<_> = (0..9).map(|layer| hosted.place(layer, 9)).collect();
         assert_eq!(places, [None, Some(0), None, Some(1), None, Some(2), None, Some(3), None]);
+        // The last block's stream is needed by those before it.
+        let mut headless = KeepPolicy { blocks: [0; 6], hosted };
+        assert!(!headless.is_sound(9), "outputs by way of the host, and none of the last block");
+        headless.blocks[0] = 1;
+        assert!(headless.is_sound(9) && KeepPolicy::NOTHING.is_sound(9) && KeepPolicy::outputs_of(1).is_sound(9));
         assert_eq!(Hosted::default().place(0, 9), None);
         assert_eq!(hosted.place(0, 1), None);
         // A count of blocks on the device passes over those that host.

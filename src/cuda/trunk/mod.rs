@@ -3,8 +3,7 @@
 //! Candle's autograd would keep every intermediate and move about five times the bytes, so it is left to embedders and
 //! heads, and to the oracle that this must agree with. Here each tensor of a block is named once, kept or recomputed
 //! by a policy, and each operation is one line, forward (`forward.rs`) and backward (`backward.rs`) in the same order.
-//! Weight gradients are added to flat f32 buffers. Nothing here waits for the device (but, in the first pass, for the host's
-//! memory to be pinned: `offload.rs`).
+//! Weight gradients are added to flat f32 buffers. Nothing here waits for the device.
 //!
 //! The residual stream is one tensor that blocks change in place, forward by adding and backward by taking back. Of the
 //! last block the tokens that heads do not read give keys and values, and nothing else.
@@ -290,8 +289,7 @@ pub(crate) struct Needed {
 impl<'t> Pass<'t> {
     /// Lays out what lives through the pass and copies the tables to the device. A pass that is `alone` in its step finds no
     /// gradients to add to: blocks' gradients begin at zero when the backward pass comes to them, and until then the last blocks
-    /// keep things there. What the policy has in the host's memory must be
-    /// reserved in `host`. [`Self::embed`] comes next.
+    /// keep things there. What the policy has in the host's memory must be reserved in `host`. [`Self::embed`] comes next.
     pub fn begin(
         trunk: &'t Trunk,
         mut arena: Arena,
@@ -438,7 +436,7 @@ impl<'t> Pass<'t> {
     /// Has block `layer` work in the room that only later ones keep something in.
     fn work_beyond(&mut self, layer: usize) {
         if let Some(mark) = self.free_from.get(layer) {
-            self.scratch.go_on_from(*mark);
+            self.scratch.release(*mark);
         }
     }
 

@@ -76,7 +76,7 @@ impl<'h> Offload<'h> {
 
     /// An item of block `layer` has been written for the last time.
     pub fn written(&mut self, layer: usize, item: Item) -> Result<()> {
-        let Some(place) = self.place(layer).filter(|place| self.leaves(*place)) else { return Ok(()) };
+        let Some(place) = self.place(layer).filter(|place| self.goes_out(*place)) else { return Ok(()) };
         if let Some((host, stream)) = self.ends.as_ref().filter(|_| self.policy.hosts(item, layer, self.depth)) {
             let pieces = self.slots[place % SLOTS].pieces(item, self.operand);
             let offset = place as u64 * self.hosting.1 + self.offset(item, layer);
@@ -86,7 +86,7 @@ impl<'h> Offload<'h> {
     }
 
     /// Block `layer` has run backward: its slot is for the hosting block before the one before it.
-    pub fn leave(&mut self, layer: usize) -> Result<()> {
+    pub fn done(&mut self, layer: usize) -> Result<()> {
         let Some(next) = self.place(layer).and_then(|place| place.checked_sub(SLOTS)) else { return Ok(()) };
         if let Some((host, stream)) = &self.ends {
             let slot = &self.slots[next % SLOTS];
@@ -101,7 +101,7 @@ impl<'h> Offload<'h> {
     }
 
     /// Whether the items of a hosting block leave the device.
-    fn leaves(&self, place: usize) -> bool {
+    fn goes_out(&self, place: usize) -> bool {
         place + SLOTS < self.hosting.0
     }
 
