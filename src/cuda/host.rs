@@ -24,7 +24,7 @@ const CHUNK: usize = 128 << 20;
 const BREATH: Duration = Duration::from_millis(1);
 /// The smallest page of x86-64 and most others.
 const PAGE: usize = 4096;
-/// Threads that do so, at most.
+/// Threads that fill and pin, at most.
 const THREADS: usize = 16;
 /// Of what the machine has available and this process will not need for itself, the share that it and those on the other GPUs
 /// take at most: data loading and the page cache live in the rest.
@@ -52,23 +52,27 @@ pub(crate) struct HostLink {
     room: Option<HostRoom>,
     copies: Arc<CudaStream>,
     context: Arc<CudaContext>,
+    pinning: Arc<Mutex<()>>,
+    chunks: Chunks,
+}
+
+/// Chunks of memory that threads make in the background, in order.
+#[derive(Debug, Default)]
+struct Chunks {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    chunks: Mutex<Chunks>,
+    state: Mutex<State>,
     changed: Condvar,
-    /// Held while the driver pins, which it does under locks that its every other function needs: several threads by turns
-    /// would never let the one that launches kernels in.
-    pinning: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Chunks {
-    /// Address of each, or why there is none; absent until it is pinned.
-    made: Vec<Option<std::result::Result<usize, String>>>,
+struct State {
+    /// Address of each chunk, or why there is none; absent until it is made.
+    made: Vec<Option<Made>>,
     /// The first that nobody has begun with.
     next: usize,
     /// Threads that make them.
@@ -76,9 +80,77 @@ struct Chunks {
     stop: bool,
 }
 
+type Made = std::result::Result<usize, String>;
+
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Chunks> {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes chunks until all are begun.
+    fn work(&self, make: &dyn Fn() -> Made) {
+        loop {
+            let mut state = self.lock();
+            if state.stop || state.next == state.made.len() {
+                // Under the lock: who reserves more knows whether this thread will still see it.
+                state.at_work -= 1;
+                return;
+            }
+            let index = state.next;
+            state.next += 1;
+            drop(state);
+            let chunk = make();
+            self.lock().made[index] = Some(chunk);
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Chunks {
+    /// Begins to make so many in all with at most `threads` threads, unless that was asked for before.
+    fn reserve(&mut self, wanted: usize, threads: usize, make: impl Fn() -> Made + Clone + Send + 'static) {
+        let mut state = self.shared.lock();
+        if wanted <= state.made.len() {
+            return;
+        }
+        state.made.resize(wanted, None);
+        for _ in state.at_work..threads.min(wanted) {
+            let (shared, make) = (Arc::clone(&self.shared), make.clone());
+            if let Ok(thread) = std::thread::Builder::new().name("pin".into()).spawn(move || shared.work(&make)) {
+                self.threads.push(thread);
+                state.at_work += 1;
+            }
+        }
+        if state.at_work == 0 {
+            let next = state.next;
+            state.made[next..].fill(Some(Err("no thread could be started to pin the host's memory".into())));
+            state.next = wanted;
+        }
+    }
+
+    /// The address of a chunk that was reserved, as soon as it is there.
+    fn wait(&self, index: usize) -> Result<usize> {
+        let mut state = self.shared.lock();
+        loop {
+            match state.made.get(index) {
+                Some(Some(Ok(address))) => return Ok(*address),
+                Some(Some(Err(what))) => {
+                    return Err(Error::new(Exit::Unavailable, "host_memory", what)
+                        .hint(format!("set {LIMIT_VARIABLE} to fewer GiB, or to 0: then values are computed again")));
+                }
+                Some(None) => state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => return Err(Error::crash(format!("chunk {index} of the host's memory was not asked for"))),
+            }
+        }
+    }
+
+    /// Ends the threads; the chunks that they made are the caller's.
+    fn finish(&mut self) -> Vec<usize> {
+        self.shared.lock().stop = true;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        self.shared.lock().made.drain(..).flatten().flatten().collect()
     }
 }
 
@@ -100,8 +172,8 @@ impl HostLink {
             room: None,
             copies,
             context,
-            shared: Arc::default(),
-            threads: Vec::new(),
+            pinning: Arc::default(),
+            chunks: Chunks::default(),
         })
     }
 
@@ -123,26 +195,11 @@ impl HostLink {
 
     /// Begins to pin so many bytes in all, unless that was asked for before.
     pub fn reserve(&mut self, bytes: u64) {
-        let wanted = bytes.div_ceil(CHUNK as u64) as usize;
-        let mut chunks = self.shared.lock();
-        if wanted <= chunks.made.len() {
-            return;
-        }
-        chunks.made.resize(wanted, None);
-        let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS)).min(wanted);
-        for _ in chunks.at_work..threads {
-            let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
-            let thread = std::thread::Builder::new().name("pin".into()).spawn(move || pin_chunks(&context, &shared));
-            if let Ok(thread) = thread {
-                self.threads.push(thread);
-                chunks.at_work += 1;
-            }
-        }
-        if chunks.at_work == 0 {
-            let next = chunks.next;
-            chunks.made[next..].fill(Some(Err("no thread could be started to pin the host's memory".into())));
-            chunks.next = wanted;
-        }
+        let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS));
+        let (context, pinning) = (Arc::clone(&self.context), Arc::clone(&self.pinning));
+        self.chunks.reserve(bytes.div_ceil(CHUNK as u64) as usize, threads, move || {
+            pin(&context, &pinning).map_err(|reason| format!("pinning {CHUNK} bytes of the host's memory: {reason}"))
+        });
     }
 
     /// Waits until so many bytes are there, which were reserved.
@@ -150,7 +207,7 @@ impl HostLink {
     /// # Errors
     /// `host_memory` if the system gives no more, or the driver cannot pin it.
     pub fn wait_for(&self, bytes: u64) -> Result<()> {
-        (0..bytes.div_ceil(CHUNK as u64) as usize).try_for_each(|index| self.chunk(index).map(|_| ()))
+        (0..bytes.div_ceil(CHUNK as u64) as usize).try_for_each(|index| self.chunks.wait(index).map(|_| ()))
     }
 
     /// Waits until all copies are done: an arena may be given back then.
@@ -192,28 +249,12 @@ impl HostLink {
                 let within = at % CHUNK;
                 let bytes = left.min(CHUNK - within);
                 // SAFETY (of the pointer): `within` is less than the chunk's length.
-                let host = (self.chunk(at / CHUNK)? + within) as *mut c_void;
+                let host = (self.chunks.wait(at / CHUNK)? + within) as *mut c_void;
                 transfer(host, device, bytes).result().map_err(failed)?;
                 (at, left, device) = (at + bytes, left - bytes, device + bytes as u64);
             }
         }
         self.copies.record_event(None).map_err(failed)
-    }
-
-    /// The address of a chunk, as soon as it is there.
-    fn chunk(&self, index: usize) -> Result<usize> {
-        let mut chunks = self.shared.lock();
-        loop {
-            match chunks.made.get(index) {
-                Some(Some(Ok(address))) => return Ok(*address),
-                Some(Some(Err(what))) => {
-                    return Err(Error::new(Exit::Unavailable, "host_memory", what)
-                        .hint(format!("set {LIMIT_VARIABLE} to fewer GiB, or to 0: then values are computed again")));
-                }
-                Some(None) => chunks = self.shared.changed.wait(chunks).unwrap_or_else(PoisonError::into_inner),
-                None => return Err(Error::crash(format!("chunk {index} of the host's memory was not asked for"))),
-            }
-        }
     }
 }
 
@@ -235,14 +276,11 @@ fn to_spare(available: u64, spoken_for: u64, gpus: u32) -> u64 {
 
 impl Drop for HostLink {
     fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        let chunks = self.chunks.finish();
         // What is still being copied reads and writes the chunks; after an error of the device nothing is.
         let _ = self.copies.synchronize();
         let bound = self.context.bind_to_thread().is_ok();
-        for address in self.shared.lock().made.drain(..).flatten().flatten() {
+        for address in chunks {
             let address = address as *mut c_void;
             // SAFETY: mapped and pinned by `pin`, and nobody uses it any more.
             unsafe {
@@ -255,26 +293,8 @@ impl Drop for HostLink {
     }
 }
 
-/// Makes chunks until all are begun.
-fn pin_chunks(context: &Arc<CudaContext>, shared: &Shared) {
-    loop {
-        let mut chunks = shared.lock();
-        if chunks.stop || chunks.next == chunks.made.len() {
-            // Under the lock: who reserves more knows whether this thread will still see it.
-            chunks.at_work -= 1;
-            return;
-        }
-        let index = chunks.next;
-        chunks.next += 1;
-        drop(chunks);
-        let chunk = pin(context, &shared.pinning)
-            .map_err(|reason| format!("pinning {CHUNK} bytes of the host's memory: {reason}"));
-        shared.lock().made[index] = Some(chunk);
-        shared.changed.notify_all();
-    }
-}
-
-/// A chunk of memory that the device can reach.
+/// A chunk of memory that the device can reach. `pinning` is held while the driver pins, which it does under locks that its
+/// every other function needs: several threads by turns would never let the one that launches kernels in.
 fn pin(context: &Arc<CudaContext>, pinning: &Mutex<()>) -> std::result::Result<usize, String> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping of its own, at an address that the system chooses.
@@ -317,6 +337,33 @@ mod tests {
             assert_eq!(error.code, "host_memory");
             assert!(error.what.contains(LIMIT_VARIABLE), "{error}");
         }
+    }
+
+    #[test]
+    fn chunks_come_in_order_and_more_can_be_asked_for() {
+        let mut chunks = Chunks::default();
+        let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let make = move || Ok(made.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1);
+        for wanted in [1, 1, 7, 3, 40] {
+            chunks.reserve(wanted, 4, make.clone());
+            (0..wanted).for_each(|index| assert!(chunks.wait(index).is_ok()));
+        }
+        assert_eq!(chunks.wait(40).expect_err("beyond").code, "crash");
+        let mut all = chunks.finish();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(1..=40), "each was made once");
+    }
+
+    #[test]
+    fn a_chunk_that_cannot_be_made_is_told_and_nobody_waits_for_it() {
+        let mut chunks = Chunks::default();
+        chunks.reserve(3, 1, || Err("no more".into()));
+        let error = chunks.wait(2).expect_err("no chunk");
+        assert!(error.code == "host_memory" && error.what.contains("no more"), "{error}");
+        let mut nobody = Chunks::default();
+        nobody.reserve(2, 0, || Ok(1));
+        assert!(nobody.wait(1).expect_err("no thread").what.contains("no thread"));
+        assert_eq!((chunks.finish().len(), nobody.finish().len()), (0, 0));
     }
 
     #[test]
