@@ -153,7 +153,7 @@ fn step_event(step: u64) -> StepEvent {
         data_ms: 0.0,
         padding_waste: 0.0,
         tokens: 1,
-        memory: Memory { kind: MemoryKind::Rss, bytes: 1, peak_bytes: 1, total_bytes: 1 },
+        memory: Memory { kind: MemoryKind::Rss, bytes: 1, peak_bytes: 1, total_bytes: 1, parts: None },
         branch_norm: None,
         packing: None,
         times: None,

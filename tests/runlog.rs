@@ -55,6 +55,7 @@ fn step(step: u64) -> StepEvent {
             bytes: 123_456_789,
             peak_bytes: 223_456_789,
             total_bytes: 8_000_000_000,
+            parts: None,
         },
         branch_norm: None,
         packing: None,

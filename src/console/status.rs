@@ -6,7 +6,9 @@ use super::app::App;
 use super::format::{bytes, count, duration, join, milliseconds, percent, significant, significant_digits, thousands};
 use super::metric::Metric;
 use super::theme::Role;
-use crate::runlog::{AttemptView, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent, StepTimes};
+use crate::runlog::{
+    AttemptView, MemoryParts, Outcome, PREEMPTED, PackingStep, RunState, RunView, StepEvent, StepTimes,
+};
 use crate::slurm::{JobState, JobView, restart_words, used_words};
 
 /// Glyph, word and role of a state.
@@ -284,6 +286,18 @@ pub fn device_times(times: &StepTimes) -> Vec<String> {
     mfu.into_iter().chain(parts.map(|(part, ms)| format!("{part} {}", milliseconds(ms)))).collect()
 }
 
+/// Whose a GPU's memory is: `state 91.2 GB`, `arena 48.4 GB`, ...
+pub fn memory_parts(parts: &MemoryParts) -> Vec<String> {
+    let MemoryParts { state_bytes, arena_bytes, candle_bytes, host_bytes } = *parts;
+    let named =
+        [("state", state_bytes), ("arena", arena_bytes), ("candle", candle_bytes), ("host, pinned", host_bytes)];
+    named
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(name, count)| format!("{name} {}", bytes(count as f64)))
+        .collect()
+}
+
 /// `GPU` or `RSS`: what the memory numbers measure.
 pub fn memory_kind(run: &RunView) -> &'static str {
     match run.memory().map(|memory| memory.kind) {
@@ -314,6 +328,19 @@ mod tests {
         assert_eq!(short_names(&["m1_baseline", "m2_geometry"]), ["m1", "m2"]);
         assert_eq!(short_names(&["lr_low", "lr_high"]), ["lr_low", "lr_high"]);
         assert_eq!(short_names(&["_x"]), ["_x"]);
+    }
+
+    #[test]
+    fn a_gpus_memory_is_told_by_what_it_is_for() {
+        let parts = MemoryParts {
+            state_bytes: 91_200_000_000,
+            arena_bytes: 48_400_000_000,
+            candle_bytes: 6_700_000_000,
+            host_bytes: 59_600_000_000,
+        };
+        let words = ["state 91.2 GB", "arena 48.4 GB", "candle 6.70 GB", "host, pinned 59.6 GB"];
+        assert_eq!(memory_parts(&parts), words);
+        assert_eq!(memory_parts(&MemoryParts { host_bytes: 0, ..parts }).len(), 3, "what is not there is not told");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::optimizer::{self, NormBuffer, UpdateBuffers, UpdateRule};
 use super::trunk::{Condition, KeepPolicy, Needed, Pass, Trunk, adjacent};
 use crate::config::ParameterFormat;
 use crate::model::{Conditioning, Parameters, Transformer, TrunkShape};
-use crate::runlog::{Memory, MemoryKind};
+use crate::runlog::{Memory, MemoryKind, MemoryParts};
 use crate::train::Losses;
 use crate::train::engine::{Keep, Part};
 use crate::train::gradients::{DeviceTimes, accumulate, required};
@@ -252,7 +252,14 @@ impl Engine {
     pub fn memory(&self) -> Result<Memory> {
         let bytes = self.gpu.process_bytes()?;
         let peak = self.peak_seen.fetch_max(bytes, std::sync::atomic::Ordering::Relaxed).max(bytes);
-        Ok(Memory { kind: MemoryKind::Gpu, bytes, peak_bytes: peak, total_bytes: self.gpu.total_bytes })
+        let parts = MemoryParts {
+            state_bytes: self.account.state,
+            arena_bytes: self.account.arena,
+            candle_bytes: self.account.islands.into_iter().max().unwrap_or(0),
+            host_bytes: self.host.pinned_bytes(),
+        };
+        let total_bytes = self.gpu.total_bytes;
+        Ok(Memory { kind: MemoryKind::Gpu, bytes, peak_bytes: peak, total_bytes, parts: Some(parts) })
     }
 
     /// Sets a parameter, and its master.

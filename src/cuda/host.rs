@@ -202,6 +202,12 @@ impl HostLink {
         });
     }
 
+    /// Bytes that are pinned.
+    pub fn pinned_bytes(&self) -> u64 {
+        let made = self.chunks.shared.lock().made.iter().filter(|chunk| matches!(chunk, Some(Ok(_)))).count();
+        (made * CHUNK) as u64
+    }
+
     /// Waits until so many bytes are there, which were reserved.
     ///
     /// # Errors

@@ -232,6 +232,22 @@ pub struct Memory {
     pub peak_bytes: u64,
     /// Of the device or the machine.
     pub total_bytes: u64,
+    /// Whose a GPU's is, by the program's own account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<MemoryParts>,
+}
+
+/// What training on a GPU has allocated, by what it is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryParts {
+    /// Parameters, gradients, masters and moments.
+    pub state_bytes: u64,
+    /// What the trunk works on and keeps.
+    pub arena_bytes: u64,
+    /// Embedders and heads, at the last micro-step's peak.
+    pub candle_bytes: u64,
+    /// Beside the GPU's: pinned memory of the host, where the trunk keeps more.
+    pub host_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

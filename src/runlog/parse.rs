@@ -47,6 +47,14 @@ pub(super) fn step_line(bytes: &[u8]) -> Option<(StepColumns, usize)> {
     scan.integer()?;
     scan.literal(b",\"total_bytes\":")?;
     scan.integer()?;
+    if scan.literal(b",\"parts\":{\"state_bytes\":").is_some() {
+        scan.integer()?;
+        for key in [&b",\"arena_bytes\":"[..], b",\"candle_bytes\":", b",\"host_bytes\":"] {
+            scan.literal(key)?;
+            scan.integer()?;
+        }
+        scan.literal(b"}")?;
+    }
     scan.literal(b"}")?;
     if scan.literal(b",\"branch_norm\":").is_some() {
         scan.skip_number()?;
@@ -214,7 +222,7 @@ pub(super) fn any_line(bytes: &[u8]) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runlog::{Event, Level, Memory, MemoryKind, PackingStep, StepEvent, StepTimes, Work};
+    use crate::runlog::{Event, Level, Memory, MemoryKind, MemoryParts, PackingStep, StepEvent, StepTimes, Work};
     use proptest::prelude::*;
 
     prop_compose! {
@@ -222,6 +230,7 @@ mod tests {
             numbers in prop::collection::vec(any::<f64>(), 9),
             counts in prop::array::uniform5(any::<u64>()),
             gpu in any::<bool>(),
+            parts in prop::option::of(any::<[u64; 4]>()),
             branch_norm in prop::option::of(-1e9..1e9f64),
             packing in prop::option::of((any::<[u64; 2]>(), any::<[f64; 3]>())),
             work in prop::option::of(any::<[u64; 3]>()),
@@ -244,6 +253,12 @@ mod tests {
                     bytes: counts[2],
                     peak_bytes: counts[3],
                     total_bytes: counts[4],
+                    parts: parts.map(|[state_bytes, arena_bytes, candle_bytes, host_bytes]| MemoryParts {
+                        state_bytes,
+                        arena_bytes,
+                        candle_bytes,
+                        host_bytes,
+                    }),
                 },
                 branch_norm,
                 packing: packing.map(|(counts, numbers)| PackingStep {

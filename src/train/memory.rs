@@ -11,6 +11,7 @@ pub fn resident() -> Memory {
         bytes: kilobytes(&status, "VmRSS:") * 1024,
         peak_bytes: kilobytes(&status, "VmHWM:") * 1024,
         total_bytes: kilobytes(&machine, "MemTotal:") * 1024,
+        parts: None,
     }
 }
 

@@ -359,6 +359,7 @@ mod tests {
                 bytes: 5_499_999,
                 peak_bytes: 1_000_000 * index,
                 total_bytes: 1_000_000_000,
+                parts: None,
             },
         }
     }

@@ -58,6 +58,7 @@ pub fn step_event(arm: u64, step: u64) -> StepEvent {
             bytes: 1_200_000_000u64.wrapping_add(step.wrapping_mul(10_000)),
             peak_bytes: 1_400_000_000,
             total_bytes: 16_000_000_000,
+            parts: None,
         },
         branch_norm: None,
         packing: None,

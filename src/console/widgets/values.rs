@@ -132,7 +132,8 @@ fn facts(arm: &Arm<'_>, metric: Metric) -> Option<Vec<String>> {
         }
         Metric::Memory => {
             let memory = step?.memory;
-            vec![format!("peak {} of {}", bytes(memory.peak_bytes as f64), bytes(memory.total_bytes as f64))]
+            let peak = format!("peak {} of {}", bytes(memory.peak_bytes as f64), bytes(memory.total_bytes as f64));
+            std::iter::once(peak).chain(memory.parts.iter().flat_map(status::memory_parts)).collect()
         }
         Metric::PaddingWaste => {
             let step = step?;
