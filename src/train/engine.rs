@@ -82,11 +82,32 @@ pub fn find_gpu(choice: &DeviceChoice) -> Result<String> {
     }
 }
 
+/// The GPU that is asked for, if one is.
+#[cfg(feature = "cuda")]
+fn gpu_number(choice: &DeviceChoice) -> Option<usize> {
+    match choice {
+        DeviceChoice::Cpu => None,
+        DeviceChoice::Auto => Some(0),
+        DeviceChoice::Cuda(number) => Some(*number),
+    }
+}
+
+/// What this choice comes to here, before anything is opened: `cpu`, or a GPU's name; a GPU that is not there as it was asked for.
+pub fn device_name(choice: &DeviceChoice) -> String {
+    #[cfg(feature = "cuda")]
+    if let Some(Ok(found)) = gpu_number(choice).map(cuda::find) {
+        return found.name;
+    }
+    match choice {
+        DeviceChoice::Cpu | DeviceChoice::Auto => "cpu".into(),
+        DeviceChoice::Cuda(_) => choice.clone().into(),
+    }
+}
+
 /// Name and bytes of the GPU that this choice comes to here; else of those that people have.
 pub fn gpus_to_forecast(choice: &DeviceChoice) -> Vec<(String, u64)> {
     #[cfg(feature = "cuda")]
-    if let DeviceChoice::Auto | DeviceChoice::Cuda(_) = choice {
-        let number = if let DeviceChoice::Cuda(number) = choice { *number } else { 0 };
+    if let Some(number) = gpu_number(choice) {
         return match cuda::find(number) {
             Ok(found) => vec![(found.name, found.total_bytes)],
             Err(_) => [("an A100 or H100 of 80 GB", 85_000_000_000), ("an H200", 150_100_000_000)]

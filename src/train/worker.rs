@@ -6,7 +6,7 @@
 
 use super::attempts::Past;
 use super::checkpoint::{self, TrainerState};
-use super::engine::{Engine, EngineSpec};
+use super::engine::{Engine, EngineSpec, device_name};
 use super::forecast;
 use super::leave::{Surroundings, Then};
 use super::measure::averages;
@@ -100,7 +100,7 @@ pub fn run(spec: WorkerSpec, stop: StopFlag, observe: &mut dyn FnMut(&Event)) ->
             save_every: recipe.train().save_every,
             validate_every: recipe.validate_every(),
             parameters: model::count(recipe).total(),
-            device: "cpu".into(),
+            device: device_name(recipe.device()),
             threads: rayon::current_num_threads(),
             job: job.map(|job| job.identity.clone()),
             command_line: spec.command_line.clone(),
