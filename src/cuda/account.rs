@@ -71,9 +71,7 @@ pub(crate) fn forecast(
 ) -> Result<GpuForecast> {
     let tensors = tensors.iter().map(|(name, len, trained)| (name.as_str(), *len, *trained));
     let flat = FlatLayout::new(tensors, &adjacent(&shape.names, shape.depth))?;
-    let operand = if half { 2 } else { 4 };
-    let masters = if half { 4 } else { 0 };
-    let state = (flat.len * operand + flat.trained * (12 + masters)) as u64;
+    let state = flat.state_bytes(half, true);
     let trunk = Trunk::new(shape, Launcher::counting(), Arc::new(Gemm::counting()), half, &flat, 0, 0)?;
     let tables = BatchTables::sized(size, trunk.rotary_pairs(), trunk.attention().tiling())?;
     let islands = islands_bytes(size, shape.width);

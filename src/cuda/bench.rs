@@ -96,7 +96,6 @@ pub(crate) struct TrunkFigures {
 const VIDEO_GRID: [usize; 2] = [8, 16];
 const ACTIONS: usize = 4;
 const TEXT: usize = 512;
-const ALIGNMENT: usize = 128;
 
 fn model_config(layers: usize) -> LingbotModelConfig {
     LingbotModelConfig {
@@ -154,7 +153,7 @@ fn batch(
         .collect::<Result<_>>()?;
     let prompts = (0..bench.batch).map(|_| normal(&[TEXT, config.text_dim])).collect::<Result<_>>()?;
     // On the device, as the peer's: data are no part of what is timed.
-    let input = LingbotInput { episodes, prompts, alignment: ALIGNMENT };
+    let input = LingbotInput { episodes, prompts, alignment: 128 };
     Ok(input.map(|tensor| tensor.to_device(device)?.to_dtype(DType::BF16))?)
 }
 

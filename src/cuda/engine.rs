@@ -162,9 +162,8 @@ impl Engine {
         };
         let gemm = Arc::new(Gemm::new(Arc::clone(&gpu.stream), Arc::clone(&gpu.timeline), half)?);
         let gradient_base = gradients.device_ptr(&gpu.stream).0;
-        // A checkpoint is written from a copy of everything that is trained.
-        let master = if half { 4 } else { 0 };
-        let snapshot = if with_optimizer { (flat.len * bytes + flat.trained * (8 + master)) as u64 } else { 0 };
+        // A checkpoint is written from a copy of all but the gradients.
+        let snapshot = if with_optimizer { flat.state_bytes(half, true) - 4 * flat.trained as u64 } else { 0 };
         let host = HostLink::open(&gpu, snapshot)?;
         let trunk = Trunk::new(shape, launcher.clone(), gemm, half, &flat, parameter_base, gradient_base)?;
         Ok(Self {
@@ -240,12 +239,12 @@ impl Engine {
 
     /// Bytes of parameters, gradients and the optimizer's state.
     fn state_bytes(&self) -> u64 {
-        let floats = |slice: &CudaSlice<f32>| 4 * slice.len() as u64;
-        let optimizer = self
-            .optimizer
-            .as_ref()
-            .map_or(0, |state| floats(&state.first) + floats(&state.second) + state.master.as_ref().map_or(0, floats));
-        (self.flat.len * self.operand_bytes()) as u64 + floats(&self.gradients) + optimizer
+        self.flat.state_bytes(self.half, self.optimizer.is_some())
+    }
+
+    /// Bytes of the arena as it is.
+    fn arena_bytes(&self) -> u64 {
+        self.arena.as_ref().map_or(0, |arena| arena.len() as u64)
     }
 
     /// What this process takes of the GPU, and the most that it took after any look.
@@ -274,7 +273,7 @@ impl Engine {
             if self.half { host.iter().map(|value| bf16::from_f32(*value)).collect() } else { vec![] };
         let stream = &self.gpu.stream;
         let failed = |error| device_error(error, format!("copying {name} to the device"));
-        let bytes = if self.half { 2 } else { 4 };
+        let bytes = self.operand_bytes();
         let address = self.parameter_base + (span.offset * bytes) as u64;
         // SAFETY: the addresses have room for the values; the copies have read pageable memory when they return.
         unsafe {
@@ -324,7 +323,7 @@ impl Engine {
     /// What was taken when memory ran out.
     fn out_of_memory(&self, error: Error) -> Error {
         let free = self.gpu.memory().map_or(0, |(free, _)| free);
-        let arena = self.arena.as_ref().map_or(0, |arena| arena.len());
+        let arena = self.arena_bytes();
         let kept = self.policy.map_or_else(|| "nothing yet".to_owned(), |(policy, _)| policy.to_string());
         let what = format!(
             "{}; {free} bytes are free beside {} of parameters, gradients and optimizer and {arena} of arena (kept: {kept})",
@@ -359,7 +358,7 @@ impl Engine {
         let (policy, needed) = self.fit(&tables, part.alone)?;
         self.policy = Some((policy, needed));
         self.account.state = self.state_bytes();
-        self.account.arena = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
+        self.account.arena = self.arena_bytes();
         let beside = self.account.state + self.account.arena;
         let islands = |gpu: &Gpu| gpu.take_peak().map(|peak| peak.saturating_sub(beside));
         let Some(memory) = &self.arena else { return Err(Error::crash("no arena")) };
@@ -498,9 +497,9 @@ impl Engine {
     fn fit(&mut self, tables: &BatchTables, alone: bool) -> Result<(KeepPolicy, Needed)> {
         // A pass that ended in an error may have left copies behind.
         self.host.synchronize()?;
-        let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
+        let held = self.arena_bytes();
         self.account.predicted_islands = islands_bytes(&tables.batch_size(), self.trunk.width());
-        let budget = self.budget(tables)?;
+        let budget = self.budget()?;
         let room = self.host.room();
         let (mut policy, mut needed) = self.plan(tables, budget, alone, room)?;
         let mut bytes = needed.device;
@@ -541,14 +540,14 @@ impl Engine {
         Ok((policy, needed))
     }
 
-    /// Bytes that the arena may have for this batch, those that it has included.
-    fn budget(&self, tables: &BatchTables) -> Result<u64> {
-        let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
+    /// Bytes that the arena may have beside what candle is predicted to take, those that it has included.
+    fn budget(&self) -> Result<u64> {
+        let held = self.arena_bytes();
         let (free, _) = self.gpu.memory()?;
         // Where embedders have run, what they hold is part of candle's share already.
         let embedded = self.gpu.used_bytes()?.saturating_sub(self.state_bytes() + held);
         let unused = free + self.gpu.unused_bytes()? + held + embedded;
-        let room = room(unused, islands_bytes(&tables.batch_size(), self.trunk.width()));
+        let room = room(unused, self.account.predicted_islands);
         Ok(self.limit.map_or(room, |limit| limit.min(room)))
     }
 
@@ -561,9 +560,8 @@ impl Engine {
         if let Some((policy, _)) = self.policy
             && self.planned_for == Some((tables.batch_size(), alone))
         {
-            let held = self.arena.as_ref().map_or(0, |arena| arena.len() as u64);
             let needed = self.trunk.predict(tables, &policy, alone)?;
-            if needed.device <= budget.min(held) && needed.host <= host.bytes {
+            if needed.device <= budget.min(self.arena_bytes()) && needed.host <= host.bytes {
                 return Ok((policy, needed));
             }
         }

@@ -85,6 +85,13 @@ impl FlatLayout {
         Ok(Self { spans, trained, len: end.next_multiple_of(ALIGNMENT) })
     }
 
+    /// Bytes of parameters and gradients, and with an optimizer of moments and, beside bf16 parameters, masters.
+    pub fn state_bytes(&self, half: bool, with_optimizer: bool) -> u64 {
+        let (parameter, master) = if half { (2, 4) } else { (4, 0) };
+        let optimizer = if with_optimizer { 8 + master } else { 0 };
+        (self.len * parameter + self.trained * (4 + optimizer)) as u64
+    }
+
     pub fn span(&self, name: &str) -> Result<Span> {
         self.spans.get(name).copied().ok_or_else(|| Error::crash(format!("no parameter named {name}")))
     }
@@ -139,6 +146,11 @@ mod tests {
         assert_eq!(layout.span("z").expect("z"), Span { offset: 256, len: 8 });
         assert_eq!((layout.trained, layout.span("unused").expect("unused").offset, layout.len), (384, 384, 512));
         assert_eq!((layout.name_at(146), layout.name_at(132), layout.name_at(4)), (Some("k"), Some("q"), None));
+        assert_eq!(
+            [layout.state_bytes(true, false), layout.state_bytes(true, true)],
+            [512 * 2 + 384 * 4, 512 * 2 + 384 * 16]
+        );
+        assert_eq!(layout.state_bytes(false, true), 512 * 4 + 384 * 12);
         let uneven = [("q", 5, true), ("k", 5, true)];
         assert_eq!(FlatLayout::new(uneven.into_iter(), &group).expect_err("a gap").code, "width_not_supported");
         assert!(FlatLayout::new([("q", 8, true)].into_iter(), &group).is_err(), "k is missing");

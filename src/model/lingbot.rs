@@ -61,23 +61,30 @@ pub struct LingbotInput {
     pub alignment: usize,
 }
 
+impl EpisodeInput {
+    /// The same with each tensor replaced.
+    ///
+    /// # Errors
+    /// The first of `replace`.
+    pub fn map(&self, replace: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            noisy_video: replace(&self.noisy_video)?,
+            clean_video: replace(&self.clean_video)?,
+            noisy_action: replace(&self.noisy_action)?,
+            clean_action: replace(&self.clean_action)?,
+            ..self.clone()
+        })
+    }
+}
+
 impl LingbotInput {
     /// The same with each tensor replaced: in another dtype, on another device.
     ///
     /// # Errors
     /// The first of `replace`.
     pub fn map(&self, replace: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let episode = |episode: &EpisodeInput| {
-            Ok(EpisodeInput {
-                noisy_video: replace(&episode.noisy_video)?,
-                clean_video: replace(&episode.clean_video)?,
-                noisy_action: replace(&episode.noisy_action)?,
-                clean_action: replace(&episode.clean_action)?,
-                ..episode.clone()
-            })
-        };
         Ok(Self {
-            episodes: self.episodes.iter().map(episode).collect::<Result<_>>()?,
+            episodes: self.episodes.iter().map(|episode| episode.map(&replace)).collect::<Result<_>>()?,
             prompts: self.prompts.iter().map(&replace).collect::<Result<_>>()?,
             alignment: self.alignment,
         })

@@ -68,10 +68,8 @@ pub fn without_cuda() -> Error {
 
 /// Name of the GPU that `choice` comes to, or why there is none.
 pub fn find_gpu(choice: &DeviceChoice) -> Result<String> {
-    let number = match choice {
-        DeviceChoice::Cpu => return Err(Error::new(Exit::Unavailable, "no_gpu", "the CPU is asked for")),
-        DeviceChoice::Auto => 0,
-        DeviceChoice::Cuda(number) => *number,
+    let Some(number) = gpu_number(choice) else {
+        return Err(Error::new(Exit::Unavailable, "no_gpu", "the CPU is asked for"));
     };
     #[cfg(feature = "cuda")]
     return cuda::find(number).map(|found| found.name);
@@ -83,7 +81,6 @@ pub fn find_gpu(choice: &DeviceChoice) -> Result<String> {
 }
 
 /// The GPU that is asked for, if one is.
-#[cfg(feature = "cuda")]
 fn gpu_number(choice: &DeviceChoice) -> Option<usize> {
     match choice {
         DeviceChoice::Cpu => None,
@@ -94,14 +91,10 @@ fn gpu_number(choice: &DeviceChoice) -> Option<usize> {
 
 /// What this choice comes to here, before anything is opened: `cpu`, or a GPU's name; a GPU that is not there as it was asked for.
 pub fn device_name(choice: &DeviceChoice) -> String {
-    #[cfg(feature = "cuda")]
-    if let Some(Ok(found)) = gpu_number(choice).map(cuda::find) {
-        return found.name;
-    }
-    match choice {
+    find_gpu(choice).unwrap_or_else(|_| match choice {
         DeviceChoice::Cpu | DeviceChoice::Auto => "cpu".into(),
         DeviceChoice::Cuda(_) => choice.clone().into(),
-    }
+    })
 }
 
 /// Name and bytes of the GPU that this choice comes to here; else of those that people have.

@@ -349,15 +349,11 @@ fn cut(input: &EpisodeInput, target: &EpisodeTargets) -> Result<(EpisodeInput, E
     let tensor = |tensor: &Tensor| tensor.narrow(1, 0, frames)?.contiguous();
     let times = |times: &[f64]| times[..frames].to_vec();
     let input = EpisodeInput {
-        noisy_video: tensor(&input.noisy_video)?,
-        clean_video: tensor(&input.clean_video)?,
-        noisy_action: tensor(&input.noisy_action)?,
-        clean_action: tensor(&input.clean_action)?,
         t_video: times(&input.t_video),
         t_history: times(&input.t_history),
         t_action: times(&input.t_action),
         prompt: 0,
-        ..input.clone()
+        ..input.map(tensor)?
     };
     let target = EpisodeTargets {
         video: tensor(&target.video)?,
