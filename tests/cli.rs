@@ -375,8 +375,14 @@ fn both_arms_train_stop_resume_and_are_judged() {
     assert!(stopped.out.contains("saved step 1"), "{}", stopped.out);
     // Other overrides are another configuration; the recorded ones are repeated by `resume`.
     assert_eq!(run(&["--no-ui", "run", directory, "--arm", "m1_baseline"]).code, 78);
+    // A cache that is damaged meanwhile is made again, and somebody hears of it.
+    let cache = fs::read_dir(Path::new(directory).join("runs/.cache")).unwrap().map(|entry| entry.unwrap().path());
+    cache
+        .filter(|file| file.extension().is_some_and(|it| it == "latents"))
+        .for_each(|file| fs::write(file, "").unwrap());
     let resumed = run(&["--json", "resume", directory, "--arm", "m1_baseline"]);
     assert_eq!(resumed.code, 0, "{}{}", resumed.out, resumed.err);
+    assert!(resumed.err.contains("WARN") && resumed.err.contains("it is made again"), "{}", resumed.err);
     let events: Vec<Value> = resumed.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(events.iter().all(|event| event["arm"] == "m1_baseline"));
     let steps: Vec<u64> =

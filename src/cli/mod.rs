@@ -67,6 +67,10 @@ fn start() -> Exit {
         Err(error) => return usage(&error),
     };
     let json = arguments.global.json;
+    let may_draw = matches!(arguments.command, None | Some(Command::Demo(_) | Command::Run(_) | Command::Resume(_)));
+    if !may_draw || screen(&arguments.global).is_err() {
+        tell_warnings();
+    }
     match dispatch(arguments) {
         Ok(exit) => exit,
         Err(error) => {
@@ -116,21 +120,40 @@ fn dispatch(arguments: Arguments) -> Result<Exit> {
     }
 }
 
-/// Is there a screen to draw on? Says once on stderr why not, unless `--no-ui` or `--json` asked for lines.
-pub(crate) fn has_screen(global: &Global) -> bool {
+/// Has what the library warns of said on stderr: not beside a console, which draws there.
+fn tell_warnings() {
+    // A second subscriber would be refused; there is none.
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .log_internal_errors(false)
+        .try_init();
+}
+
+/// Is there a screen to draw on? Or why not; nothing where `--no-ui` or `--json` asked for lines.
+fn screen(global: &Global) -> std::result::Result<(), Option<&'static str>> {
     if global.no_ui || global.json {
-        return false;
+        return Err(None);
     }
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let kind = std::env::var("TERM").unwrap_or_default();
-    let reason = match (terminal, kind.as_str()) {
-        (false, _) => "no terminal",
-        (true, "dumb") => "TERM=dumb",
-        (true, "") => "TERM is not set",
-        (true, _) => return true,
-    };
-    output::say(&format!("{reason}: going on as with --no-ui"));
-    false
+    match (terminal, kind.as_str()) {
+        (false, _) => Err(Some("no terminal")),
+        (true, "dumb") => Err(Some("TERM=dumb")),
+        (true, "") => Err(Some("TERM is not set")),
+        (true, _) => Ok(()),
+    }
+}
+
+/// Is there a screen to draw on? Says once on stderr why not, unless `--no-ui` or `--json` asked for lines.
+pub(crate) fn has_screen(global: &Global) -> bool {
+    let screen = screen(global);
+    if let Err(Some(reason)) = screen {
+        output::say(&format!("{reason}: going on as with --no-ui"));
+    }
+    screen.is_ok()
 }
 
 /// Refuses what `--read-only` forbids.
